@@ -1,0 +1,186 @@
+"""The protocol that a port implements. These docstrings are the specification; ports say only what differs.
+
+A port is a set of pure functions over its own arrays and caches. A `Cache` is a value: no call changes what an
+earlier one returned, however much memory they share. Shapes: R rows, W width, B block size, S tokens in a chunk,
+V vocabulary, H hidden size, L tapped layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dflash_fn.config import DraftSpec, TargetSpec
+from dflash_fn.records import Array, Cache, Model
+from dflash_fn.sources import Source
+
+__all__ = ["Port", "PortInfo", "TargetPass"]
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """What `dflash-fn ports` and `dflash-fn doctor` print of a port.
+
+    Attributes:
+        name: as it is registered.
+        backend: array library and version, such as `torch 2.13.0`.
+        devices: names that `device=` takes here, the default first.
+        dtypes: names that `dtype=` takes.
+        threads: threads that products use on a CPU.
+    """
+
+    name: str
+    backend: str
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPass:
+    """Result of one target pass over a chunk.
+
+    Attributes:
+        logits: [R, S, V] in the model's dtype, or None where `head` was False.
+        features: [R, S, L * H], the tapped hidden states side by side, or None where `taps` was empty.
+        family: the caches after 0, 1, ... S of the chunk's tokens; `Port.select` takes one.
+    """
+
+    logits: Array | None
+    features: Array | None
+    family: Any
+
+
+class Port(Protocol):
+    """Functions that run targets and drafts on one array library.
+
+    Attributes:
+        name: as it is registered, such as `torch`.
+        prefill_width: tokens in a whole prefill chunk. A shorter last chunk is padded (see `dflash_fn.steps`).
+        xp: the port's array namespace, within the subset of the array API standard that `dflash_fn.policies` lists.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def prefill_width(self) -> int: ...  # noqa: D102
+    @property
+    def xp(self) -> Any: ...  # noqa: D102
+
+    def info(self) -> PortInfo:
+        """Say what this port runs on."""
+        ...
+
+    def claims(self, obj: object) -> bool:
+        """Whether `obj` is a model of the port's library in memory, which `load_target` or `load_draft` can read."""
+        ...
+
+    def load_target(self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None) -> Model:
+        """Read a target's weights.
+
+        Args:
+            source: a checkpoint folder, or a model object in memory, which is read and never changed.
+            spec: the record parsed from its config.
+            dtype: `float32`, `bfloat16` or `float16`; None takes the checkpoint's own on an accelerator and float32
+                on a CPU.
+            device: one of `PortInfo.devices`; None takes the first, or the object's own.
+
+        Raises:
+            CheckpointError: a tensor is missing, has another shape than the spec says, or cannot be read.
+            InputError: an unknown dtype or device.
+            UnsupportedModel: the spec asks for a layer kind that this port does not run.
+        """
+        ...
+
+    def load_draft(self, source: Source, spec: DraftSpec, target: Model) -> Model:
+        """Read a draft's weights, onto the target's device and in its dtype. Raises as `load_target` does."""
+        ...
+
+    def new_cache(self, model: Model, capacity: int) -> Cache:
+        """Return an empty cache of one row with room for at least `capacity` tokens before it must grow."""
+        ...
+
+    def target_pass(
+        self, target: Model, cache: Cache, tokens: Array, *, taps: tuple[int, ...], head: bool, exact_rows: bool
+    ) -> TargetPass:
+        """Run the target over S more tokens a row.
+
+        Row r's tokens take the positions `len(cache row r)` and on; slot s sees every cached token and slots 0..s.
+
+        Args:
+            target: the model.
+            cache: of R rows; unchanged by the call.
+            tokens: [R, S] integers.
+            taps: target layers to tap: id i gives the output of layer i, that is `hidden_states[i + 1]` of
+                transformers (which is taken after the final norm where i is the last layer).
+            head: whether logits are wanted.
+            exact_rows: whether row r must have the bits that it has alone.
+
+        Guarantees:
+            At a given (R, S) each slot's results depend, bit for bit, only on its row's earlier tokens: not on the
+            slot, on later slots, on what buffers held before, or on how the cache came about (P01).
+        """
+        ...
+
+    def select(self, family: Any, counts: tuple[int, ...]) -> Cache:
+        """Return the cache after the first `counts[r]` of the chunk's tokens in each row r; 0 <= counts[r] <= S."""
+        ...
+
+    def draft_context(self, draft: Model, cache: Cache, features: Array, counts: tuple[int, ...]) -> Cache:
+        """Let the draft read context features: `features[r, :counts[r]]` become the next K/V rows of row r.
+
+        Args:
+            draft: the model.
+            cache: the draft's, of R rows; unchanged by the call.
+            features: [R, S, L * H] as a target pass returned them.
+            counts: how many of the S are real; the rest must leave no trace.
+        """
+        ...
+
+    def draft_pass(self, draft: Model, target: Model, cache: Cache, block: Array) -> Array:
+        """Fill a block of masked tokens.
+
+        Args:
+            draft: the model.
+            target: whose embedding and head the draft uses.
+            cache: the draft's, which covers every token before the anchor; unchanged by the call.
+            block: [R, B] integers: the anchor, then B - 1 mask tokens; at positions `len(cache row r)` and on.
+
+        Returns:
+            [R, B - 1, V] logits of the slots after the anchor.
+        """
+        ...
+
+    def lengths(self, cache: Cache) -> tuple[int, ...]:
+        """Return how many tokens each row of a cache covers."""
+        ...
+
+    def mark(self, cache: Cache) -> Cache:
+        """Return the same cache, with `rewind` set to come back to its present lengths."""
+        ...
+
+    def rewind(self, cache: Cache) -> Cache:
+        """Return the cache as it was when it, or the one it was made from, was last marked; empty if never."""
+        ...
+
+    def split_rows(self, cache: Cache) -> tuple[Cache, ...]:
+        """Return one single-row cache a row, marks included."""
+        ...
+
+    def join_rows(self, caches: tuple[Cache, ...]) -> Cache:
+        """Return one cache whose rows are these caches' rows, marks included."""
+        ...
+
+    def reserve(self, cache: Cache, capacity: int) -> Cache:
+        """Return the same cache with room for `capacity` tokens a row, so that appending them copies nothing."""
+        ...
+
+    def asarray(self, values: np.ndarray, device: str) -> Array:
+        """Hand a numpy array to the port."""
+        ...
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        """Fetch an array to the host (bfloat16 as float32, which holds every value of it)."""
+        ...

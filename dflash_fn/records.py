@@ -1,0 +1,204 @@
+"""The records that the step functions pass to one another: frozen, with slots, and nothing but values.
+
+Arrays belong to the port that made them (`Array`), caches are opaque to everything but the port (`Cache`). The
+letters in shapes: R rows, W width, B block size, V vocabulary, H hidden size, L tapped layers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from dflash_fn.config import DraftSpec, TargetSpec
+    from dflash_fn.port import Port
+
+__all__ = [
+    "Array",
+    "Branches",
+    "Cache",
+    "ContextFeatures",
+    "DecodeState",
+    "Model",
+    "Pair",
+    "Proposal",
+    "StepInfo",
+    "StopReason",
+    "Verdict",
+]
+
+Array: TypeAlias = Any
+"""An array of the port's own library."""
+
+Cache: TypeAlias = Any
+"""What a port remembers of a model's past; a value, whatever it is made of (see `dflash_fn.port`)."""
+
+
+class StopReason(enum.Enum):
+    """Why a row emits no more; the value is the message for people."""
+
+    STOP_TOKEN = "a stop token was emitted"
+    MAX_NEW_TOKENS = "the token budget is spent"
+    CONTEXT = "the context of the target is full"
+
+    @property
+    def finish_reason(self) -> str:
+        """The word that OpenAI's API and mlx-lm use: `stop` or `length`."""
+        return "stop" if self is StopReason.STOP_TOKEN else "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Weights on a port, and the record that says how to run them.
+
+    Attributes:
+        spec: what the checkpoint's config.json describes.
+        weights: the port's weight tree; read only.
+        dtype: `float32`, `bfloat16` or `float16`.
+        device: the port's name of the device, such as `cpu` or `cuda:0`.
+    """
+
+    spec: TargetSpec | DraftSpec
+    weights: Any
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target, the draft that guesses for it (or none), and the port that runs both.
+
+    Attributes:
+        target: the large model.
+        draft: the block-diffusion model, or None for plain decoding.
+        port: the functions that run them (`dflash_fn.port.Port`).
+        tokenizer: a transformers tokenizer, or None where prompts are token ids.
+        name: for reports; a zoo name, or folders or hub ids.
+    """
+
+    target: Model
+    draft: Model | None
+    port: Port
+    tokenizer: Any = None
+    name: str = "pair"
+
+    @property
+    def block_size(self) -> int:
+        """The block size that the draft was trained for; 1 without a draft."""
+        return self.draft.spec.block_size if self.draft else 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFeatures:
+    """Target hidden states that the draft has not seen yet.
+
+    Attributes:
+        values: [R, W, L * H], the tapped layers' hidden states, concatenated in the order of `target_layer_ids`.
+        counts: how many leading slots of each row hold tokens that were emitted; the rest is to be ignored.
+    """
+
+    values: Array
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeState:
+    """Everything that decoding goes on from: a value to keep, fork, or return to.
+
+    The target cache covers every token of a row but its last, the anchor. Step 0 is the opening step: its anchor is
+    the last token of the prompt, nothing is drafted, and its one token is the first of the answer.
+
+    Attributes:
+        tokens: token ids so far, one tuple a row, prompt included.
+        target_cache: K/V (and other state) of all tokens but each row's anchor.
+        draft_cache: K/V that the draft made of the context features; None without a draft.
+        context_features: what the last verification left for the draft to read; None when it has read everything.
+        step: index of the next step, counted from the last `prefill` or `extend`.
+        seed: one per row; with a position, or with step and slot, it names every random number of the row.
+        stop: why each row stopped, or None where it goes on.
+        width: rows W that every verification runs, fixed for a state.
+        exact_rows: whether several rows are computed so that each has the bits of its single-row run.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    target_cache: Cache
+    draft_cache: Cache | None
+    context_features: ContextFeatures | None
+    step: int
+    seed: tuple[int, ...]
+    stop: tuple[StopReason | None, ...]
+    width: int
+    exact_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A block: what the draft guesses will follow each row's anchor.
+
+    Attributes:
+        tokens: [R, B - 1] integer array of drafted tokens.
+        q: [R, B - 1, V] the distributions that they were drawn from; None where the draft takes its argmax.
+        draft_cache: the draft's cache after it read the pending context features; None without a draft.
+        finite: [R] boolean array, False where a row's draft logits hold NaN or infinity; None if nothing was computed.
+    """
+
+    tokens: Array
+    q: Array | None = None
+    draft_cache: Cache | None = None
+    finite: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """All states that one verification leads to, held compactly; `select` takes one of them.
+
+    Attributes:
+        logits: [R, W, V], the target's logits after the anchor and after each drafted token; slots from B on are padding.
+        family: the target caches after 0, 1, ... W more tokens, as one opaque value of the port.
+        features: [R, W, L * H] tapped hidden states of the block, or None without a draft.
+    """
+
+    logits: Array
+    family: Any
+    features: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an acceptance policy says of a block.
+
+    Attributes:
+        num_accepted: [R] integers in [0, B - 1], drafted tokens kept.
+        next_token: [R], the token emitted after them: the bonus after a full acceptance, else the recovered token.
+    """
+
+    num_accepted: Array
+    next_token: Array
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What a step reports and no step reads.
+
+    Attributes:
+        step: index of the step; 0 is the opening step, which counts in no statistic.
+        block_size: B of this step; 1 where nothing was drafted.
+        drafted: the drafted tokens, one tuple of B - 1 a row.
+        emitted: the tokens that each row gained, at most B; () for a row that had stopped before.
+        num_accepted: `len(emitted) - 1` where a row emitted, else None. Where a budget or a stop token cut the
+            block, the last token that was kept counts as the extra one, so that num_emitted = num_accepted + 1 holds.
+        logits: [R, W, V] of the target; `logits[r, i]` is what `emitted[r][i]` was chosen from.
+    """
+
+    step: int
+    block_size: int
+    drafted: tuple[tuple[int, ...], ...]
+    emitted: tuple[tuple[int, ...], ...]
+    num_accepted: tuple[int | None, ...]
+    logits: Array
+
+
+Proposer: TypeAlias = Callable[[DecodeState, Pair, int], Array]
+"""A function (state, pair, block size) -> drafted tokens [R, B - 1], in place of the pair's draft."""

@@ -1,0 +1,114 @@
+"""Where a model comes from: a folder, a hub id, or an object in memory; all of them become a `Source`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_fn import errors
+
+__all__ = ["Source", "read_config", "resolve"]
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place to read a model from; exactly one of `folder` and `obj` is set.
+
+    Attributes:
+        name: what the user called it, for messages.
+        config: its config.json, as parsed by `json`.
+        folder: a checkpoint folder with config.json and *.safetensors.
+        obj: a model object of the port's library.
+    """
+
+    name: str
+    config: dict[str, Any]
+    folder: Path | None = None
+    obj: Any = None
+
+
+def resolve(source: str | Path | object, *, role: str, revision: str | None = None) -> Source:
+    """Find a model and read its config; download it first where `source` is a hub id.
+
+    Args:
+        source: a folder that holds config.json, a hub id such as `Qwen/Qwen3-8B`, or a model object with `.config`.
+        role: `target` or `draft`, for messages.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        CheckpointError: the folder holds no readable config.json.
+        DownloadError: the hub cannot be reached, or has no such model.
+        InputError: none of the three.
+    """
+    if isinstance(source, (str, Path)):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return Source(str(source), read_config(path), folder=path)
+        if not looks_like_hub_id(str(source)):
+            raise errors.InputError(
+                f"{role}: got {str(source)!r}, which is no folder; expected a folder with config.json, "
+                "or a hub id such as 'Qwen/Qwen3-8B'"
+            )
+        folder = download(str(source), role=role, revision=revision)
+        return Source(str(source), read_config(folder), folder=folder)
+    config = getattr(source, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        raise errors.InputError(
+            f"{role}: got an object of type {type(source).__name__}; expected a folder, a hub id, "
+            "or a model object with a transformers config"
+        )
+    return Source(type(source).__name__, config.to_dict(), obj=source)
+
+
+def looks_like_hub_id(name: str) -> bool:
+    """Whether a name has the form `owner/model`."""
+    owner, slash, model = name.partition("/")
+    return bool(slash and owner and model) and "/" not in model and not name.startswith((".", "~"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a folder, with the stop tokens of generation_config.json where there is one."""
+    config = _read_json(folder / "config.json")
+    extra = folder / "generation_config.json"
+    if extra.is_file():
+        eos = _read_json(extra).get("eos_token_id")
+        if eos is not None:
+            config["generation_eos_token_id"] = eos
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise errors.CheckpointError(f"{path.parent}: no {path.name}; expected a checkpoint folder") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise errors.CheckpointError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise errors.CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def download(name: str, *, role: str, revision: str | None) -> Path:
+    """Fetch a hub checkpoint into the hub's own cache and return its folder."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise errors.BackendMissing(
+            f"{role}: {name!r} is a hub id, and huggingface-hub is not installed; pip install 'dflash-fn[torch]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
+    except LocalEntryNotFoundError:
+        raise errors.DownloadError(
+            f"{role}: {name!r} is not in the cache and the hub cannot be reached; "
+            "connect once, or give a folder that holds the checkpoint"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise errors.DownloadError(f"{role}: {name!r} could not be fetched from the hub: {reason}") from None
