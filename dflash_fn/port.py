@@ -8,6 +8,7 @@ V vocabulary, H hidden size, L tapped layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +60,7 @@ class Port(Protocol):
     Attributes:
         name: as it is registered, such as `torch`.
         prefill_width: tokens in a whole prefill chunk. A shorter last chunk is padded (see `dflash_fn.steps`).
+        max_width: the widest verification for which the guarantee of `target_pass` holds.
         xp: the port's array namespace, within the subset of the array API standard that `dflash_fn.policies` lists.
     """
 
@@ -66,6 +68,8 @@ class Port(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def prefill_width(self) -> int: ...  # noqa: D102
+    @property
+    def max_width(self) -> int: ...  # noqa: D102
     @property
     def xp(self) -> Any: ...  # noqa: D102
 
@@ -98,6 +102,10 @@ class Port(Protocol):
         """Read a draft's weights, onto the target's device and in its dtype. Raises as `load_target` does."""
         ...
 
+    def load_tokenizer(self, source: str | Path) -> Any:
+        """Read a tokenizer from a folder: an object with the methods of transformers' tokenizers."""
+        ...
+
     def new_cache(self, model: Model, capacity: int) -> Cache:
         """Return an empty cache of one row with room for at least `capacity` tokens before it must grow."""
         ...
@@ -128,7 +136,9 @@ class Port(Protocol):
         """Return the cache after the first `counts[r]` of the chunk's tokens in each row r; 0 <= counts[r] <= S."""
         ...
 
-    def draft_context(self, draft: Model, cache: Cache, features: Array, counts: tuple[int, ...]) -> Cache:
+    def draft_context(
+        self, draft: Model, cache: Cache, features: Array, counts: tuple[int, ...], *, exact_rows: bool
+    ) -> Cache:
         """Let the draft read context features: `features[r, :counts[r]]` become the next K/V rows of row r.
 
         Args:
@@ -136,10 +146,11 @@ class Port(Protocol):
             cache: the draft's, of R rows; unchanged by the call.
             features: [R, S, L * H] as a target pass returned them.
             counts: how many of the S are real; the rest must leave no trace.
+            exact_rows: whether row r must have the bits that it has alone.
         """
         ...
 
-    def draft_pass(self, draft: Model, target: Model, cache: Cache, block: Array) -> Array:
+    def draft_pass(self, draft: Model, target: Model, cache: Cache, block: Array, *, exact_rows: bool) -> Array:
         """Fill a block of masked tokens.
 
         Args:
@@ -147,6 +158,7 @@ class Port(Protocol):
             target: whose embedding and head the draft uses.
             cache: the draft's, which covers every token before the anchor; unchanged by the call.
             block: [R, B] integers: the anchor, then B - 1 mask tokens; at positions `len(cache row r)` and on.
+            exact_rows: whether row r must have the bits that it has alone.
 
         Returns:
             [R, B - 1, V] logits of the slots after the anchor.

@@ -1,0 +1,103 @@
+"""Checks of what a caller hands in, before any work is done with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import Any, TypeAlias
+
+from dflash_fn import errors
+from dflash_fn.records import Pair
+
+__all__ = ["Prompts", "as_rows", "as_seeds", "as_stop_ids", "check_count", "check_fit", "check_width"]
+
+Prompts: TypeAlias = "str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]"
+"""One prompt (text or token ids), or one a row."""
+
+
+def as_rows(pair: Pair, prompts: Prompts) -> tuple[tuple[int, ...], ...]:
+    """Return token ids a row; text goes through the pair's tokenizer as it is, without a chat template.
+
+    Raises:
+        InputError: no rows, text without a tokenizer, or a token id that the target does not have.
+    """
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
+        prompts = [prompts]  # pyright: ignore[reportAssignmentType]
+    if len(prompts) == 0:
+        raise errors.InputError("prompts: got none, expected at least one row")
+    return tuple(_as_ids(pair, row, prompt) for row, prompt in enumerate(prompts))
+
+
+def _as_ids(pair: Pair, row: int, prompt: Any) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        if pair.tokenizer is None:
+            raise errors.InputError(f"row {row}: got text, but the pair has no tokenizer; give token ids")
+        prompt = pair.tokenizer.encode(prompt, add_special_tokens=True)
+    vocab_size = pair.target.spec.vocab_size
+    ids = []
+    for index, token in enumerate(prompt):
+        if not isinstance(token, Integral) or isinstance(token, bool) or not 0 <= int(token) < vocab_size:
+            raise errors.InputError(
+                f"row {row}, token {index}: got {token!r}, expected an id from 0 to {vocab_size - 1}"
+            )
+        ids.append(int(token))
+    return tuple(ids)
+
+
+def check_fit(pair: Pair, rows: Iterable[Sequence[int]]) -> None:
+    """Raise InputError unless every row has a token and leaves room for at least one more in the target's context."""
+    limit = pair.target.spec.max_context
+    for row, ids in enumerate(rows):
+        if not ids:
+            raise errors.InputError(f"row {row}: the prompt is empty; expected at least one token")
+        if len(ids) >= limit:
+            raise errors.InputError(
+                f"row {row}: the prompt has {len(ids)} tokens; the target's context holds {limit}, "
+                "one of which must be left for an answer"
+            )
+
+
+def as_seeds(seed: int | Sequence[int], rows: int) -> tuple[int, ...]:
+    """Return one seed a row; a single seed serves all rows, so that a row equals its single-row run."""
+    seeds = (seed,) * rows if isinstance(seed, Integral) else tuple(seed)  # pyright: ignore[reportArgumentType]
+    if len(seeds) != rows:
+        raise errors.InputError(f"seed: got {len(seeds)} seeds for {rows} rows; expected one, or one a row")
+    for value in seeds:
+        check_count("seed", value, least=0, most=2**64 - 1)
+    return tuple(int(value) for value in seeds)
+
+
+def as_stop_ids(pair: Pair, stop_token_ids: int | Iterable[int] | None) -> frozenset[int]:
+    """Return the ids that end a row: the target's own where None is given."""
+    if stop_token_ids is None:
+        return frozenset(pair.target.spec.eos_token_ids)  # pyright: ignore[reportAttributeAccessIssue]
+    ids = [stop_token_ids] if isinstance(stop_token_ids, Integral) else list(stop_token_ids)  # pyright: ignore[reportArgumentType]
+    for token in ids:
+        check_count("stop_token_ids", token, least=0, most=pair.target.spec.vocab_size - 1)
+    return frozenset(int(token) for token in ids)
+
+
+def check_count(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Return `value` as an int, or raise InputError if it is none or out of range."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise errors.InputError(f"{name}: got {value!r}, expected an integer")
+    if int(value) < least or (most is not None and int(value) > most):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise errors.InputError(f"{name}: got {value}, expected an integer {span}")
+    return int(value)
+
+
+def check_width(pair: Pair, width: int | None) -> int:
+    """Return the width of a new state: the draft's block size where None is given."""
+    return check_count("width", pair.block_size if width is None else width, least=1, most=pair.port.max_width)
+
+
+def check_block_size(pair: Pair, block_size: int | None, width: int) -> int:
+    """Return the block size of a step, or raise InputError if the state's width has no room for it."""
+    size = check_count("block_size", pair.block_size if block_size is None else block_size, least=1)
+    if size > width:
+        raise errors.InputError(
+            f"block_size {size} is above the state's width {width}; "
+            f"prefill with width={size} or more, or decode with block_size={width} or less"
+        )
+    return size

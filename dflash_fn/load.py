@@ -1,0 +1,148 @@
+"""Loading a pair, and refusing targets, drafts and tokenizers that do not fit each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dflash_fn import errors
+from dflash_fn.config import DraftSpec, TargetSpec, parse_draft, parse_target
+from dflash_fn.port import Port
+from dflash_fn.records import Pair
+from dflash_fn.registry import get_port
+from dflash_fn.sources import Source, resolve
+
+__all__ = ["check_pair", "check_tokenizer", "load_pair", "load_zoo"]
+
+LEAST_TOKENIZER_SHARE = 0.9
+"""Vocabularies are padded to round numbers, never by a tenth: a smaller tokenizer belongs to another model."""
+
+
+def load_pair(
+    target: str | Path | object,
+    draft: str | Path | object | None = None,
+    *,
+    port: str | Port = "torch",
+    dtype: str | None = None,
+    device: str | None = None,
+    tokenizer: Any = None,
+    name: str | None = None,
+) -> Pair:
+    """Load a target and its draft.
+
+    Everything that can be checked without weights is checked before any weight is read.
+
+    Args:
+        target: a checkpoint folder, a hub id, or a model in memory (torch: a transformers model, which is read and
+            never changed; its weights are used where they are).
+        draft: the same for a DFlash draft in upstream's format; None for plain decoding.
+        port: a registered port's name, or a port.
+        dtype: `float32`, `bfloat16` or `float16`; None takes float32 on a CPU, the checkpoint's own on an
+            accelerator, and a model in memory's own.
+        device: the port's name of a device; None takes its first, and a model in memory's own.
+        tokenizer: a tokenizer, or a folder to read one from; None reads the target's folder if it holds one.
+        name: for reports; None takes the target's.
+
+    Raises:
+        UnknownPort, BackendMissing: no such port, or its backend is not installed.
+        DownloadError: a hub id that is neither cached nor reachable.
+        ConfigError, UnsupportedModel: a config.json that lacks a key, or that nothing here runs.
+        HiddenSizeMismatch, VocabularyMismatch, TappedLayerMismatch, TargetLayersMismatch, MaskTokenMismatch,
+        TokenizerMismatch: the parts do not fit each other.
+        CheckpointError: weights that are missing, damaged or of other shapes.
+    """
+    engine = get_port(port) if isinstance(port, str) else port
+    source = _resolved(engine, target, "target")
+    spec = parse_target(source.config, name=source.name)
+    draft_source = _resolved(engine, draft, "draft") if draft is not None else None
+    draft_spec = parse_draft(draft_source.config, name=draft_source.name) if draft_source else None
+    if draft_spec:
+        check_pair(spec, draft_spec)
+    words = _tokenizer(engine, source, tokenizer)
+    if words is not None:
+        check_tokenizer(spec, words, draft_source)
+    loaded = engine.load_target(source, spec, dtype=dtype, device=device)
+    guess = engine.load_draft(draft_source, draft_spec, loaded) if draft_source and draft_spec else None
+    return Pair(loaded, guess, engine, words, name or source.name)
+
+
+def load_zoo(name: str = "tiny-code", **options: Any) -> Pair:
+    """Load a named pair of the zoo; the options are those of `load_pair`.
+
+    Raises:
+        InputError: no pair of that name.
+        DownloadError: it must be downloaded, and cannot be.
+    """
+    from dflash_fn import zoo
+
+    files = zoo.fetch(name)
+    return load_pair(files.target, files.draft, name=name, **options)
+
+
+def check_pair(target: TargetSpec, draft: DraftSpec) -> None:
+    """Raise the error that says why these two do not fit, if they do not.
+
+    The draft uses the target's embedding and head and reads its layers, so hidden size, vocabulary, depth and tapped
+    layers must agree, and the mask token must have a row in the embedding.
+    """
+    if draft.hidden_size != target.hidden_size:
+        raise errors.HiddenSizeMismatch(
+            f"the draft has hidden size {draft.hidden_size}, the target {target.hidden_size}; "
+            "the draft was made for another target"
+        )
+    if draft.vocab_size != target.vocab_size:
+        raise errors.VocabularyMismatch(
+            f"the draft has a vocabulary of {draft.vocab_size}, the target of {target.vocab_size}; "
+            "the draft was made for another target"
+        )
+    beyond = [i for i in draft.target_layer_ids if i >= target.num_layers]
+    if beyond:
+        raise errors.TappedLayerMismatch(
+            f"the draft taps target layer {beyond[0]}; the target has layers 0 to {target.num_layers - 1}"
+        )
+    if draft.num_target_layers != target.num_layers:
+        raise errors.TargetLayersMismatch(
+            f"the draft was trained for a target of {draft.num_target_layers} layers; this one has {target.num_layers}"
+        )
+    if not 0 <= draft.mask_token_id < target.vocab_size:
+        raise errors.MaskTokenMismatch(
+            f"the draft's mask token is {draft.mask_token_id}; the target's ids end at {target.vocab_size - 1}"
+        )
+
+
+def check_tokenizer(target: TargetSpec, tokenizer: Any, draft: Source | None) -> None:
+    """Raise TokenizerMismatch if the tokenizer is plainly not the target's, or the draft brings another one."""
+    size = len(tokenizer)
+    if size > target.vocab_size or size < LEAST_TOKENIZER_SHARE * target.vocab_size:
+        raise errors.TokenizerMismatch(
+            f"the tokenizer has {size} tokens, the target's vocabulary {target.vocab_size}; "
+            "give the tokenizer that the target was trained with"
+        )
+    file = draft.folder / "tokenizer.json" if draft and draft.folder else None
+    if file and file.is_file():
+        theirs = json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab", {})
+        ours = tokenizer.get_vocab()
+        if any(ours.get(token) != index for token, index in dict(theirs).items()):
+            raise errors.TokenizerMismatch(f"{file}: gives tokens other ids than the target's tokenizer does")
+
+
+def _resolved(port: Port, source: Any, role: str) -> Source:
+    if not isinstance(source, (str, Path)) and not port.claims(source):
+        raise errors.InputError(
+            f"{role}: got an object of type {type(source).__name__}, which port {port.name} cannot read; "
+            "expected a folder, a hub id, or a model of that port's library"
+        )
+    return resolve(source, role=role)
+
+
+def _tokenizer(port: Port, source: Source, given: Any) -> Any:
+    if given is not None and not isinstance(given, (str, Path)):
+        return given
+    folder = Path(given) if given is not None else source.folder
+    if folder is None or (given is None and not any(folder.glob("tokenizer*"))):
+        return None
+    try:
+        return port.load_tokenizer(folder)
+    except Exception as error:  # tokenizers raise bare Exceptions on a damaged file
+        raise errors.CheckpointError(f"{folder}: its tokenizer cannot be read ({error})") from error

@@ -1,0 +1,133 @@
+"""The one loop: steps until every row has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from dflash_fn import inputs
+from dflash_fn.policies import Policy, match
+from dflash_fn.records import DecodeState, Pair, Proposer, StepInfo, StopReason
+from dflash_fn.steps import Room, step
+
+__all__ = ["decode", "rounds"]
+
+RESERVE_AT_MOST = 1024
+"""Tokens that a decode makes room for beforehand; caches that outgrow it grow by half."""
+
+
+def decode(
+    state: DecodeState,
+    pair: Pair,
+    *,
+    policy: Policy | None = None,
+    max_new_tokens: int = 256,
+    stop_token_ids: int | Iterable[int] | None = None,
+    block_size: int | None = None,
+    proposer: Proposer | None = None,
+) -> DecodeState:
+    """Emit tokens until every row has stopped, and return the state then.
+
+    Args:
+        state: from `prefill`, `extend`, or an earlier `decode`; it stays valid.
+        pair: target, draft and port.
+        policy: which drafted tokens are kept; None takes `policies.match()`, which is lossless.
+        max_new_tokens: how many tokens each row may emit in this call.
+        stop_token_ids: ids that end a row, themselves included; None takes the target's own, () takes none.
+        block_size: B, at most the state's width; None takes the draft's; 1 is plain decoding.
+        proposer: a function to ask in place of the draft.
+
+    Returns:
+        The state after the last step. Its `stop` says why each row ended. A row that ended at its budget goes on in
+        the next call; one that ended at a stop token does not, until `extend` adds to it.
+
+    Raises:
+        InputError: a negative budget, a block size above the width, a stop id that the target does not have.
+        NonFiniteError: a model's logits hold NaN or infinity.
+
+    Guarantees:
+        P01: with a lossless greedy policy, the tokens and the bits of their logits are those of `block_size=1`.
+        P04: decoding for n and then for m tokens equals decoding for n + m, as long as the block size is the same.
+        P08: a row emits exactly min(max_new_tokens, tokens up to the first stop) tokens.
+
+    Example:
+        >>> import dflash_fn
+        >>> pair = dflash_fn.load_zoo("tiny-code")
+        >>> state = dflash_fn.prefill(pair, "def add(a, b):")
+        >>> len(dflash_fn.decode(state, pair, max_new_tokens=8).tokens[0]) - len(state.tokens[0])
+        8
+    """
+    for state, _ in rounds(  # noqa: B007
+        state,
+        pair,
+        policy=policy,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids,
+        block_size=block_size,
+        proposer=proposer,
+    ):
+        pass
+    return state
+
+
+def rounds(
+    state: DecodeState,
+    pair: Pair,
+    *,
+    policy: Policy | None = None,
+    max_new_tokens: int = 256,
+    stop_token_ids: int | Iterable[int] | None = None,
+    block_size: int | None = None,
+    proposer: Proposer | None = None,
+) -> Iterator[tuple[DecodeState, StepInfo]]:
+    """Decode step by step: yield each state and what its step reports.
+
+    The arguments, errors and guarantees are those of `decode`, whose result is the last state yielded. Arguments are
+    checked by the call, not by the first `next`.
+    """
+    budget = inputs.check_count("max_new_tokens", max_new_tokens, least=0)
+    stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
+    size = inputs.check_block_size(pair, block_size, state.width)
+    return _rounds(_reopened(state), pair, policy or match(), budget, stop_ids, size, proposer)
+
+
+def _rounds(
+    state: DecodeState,
+    pair: Pair,
+    policy: Policy,
+    budget: int,
+    stop_ids: frozenset[int],
+    size: int,
+    proposer: Proposer | None,
+) -> Iterator[tuple[DecodeState, StepInfo]]:
+    begun = [len(ids) for ids in state.tokens]
+    state = _reserved(state, pair, budget)
+    while True:
+        room = [_room(pair, ids, first, budget) for ids, first in zip(state.tokens, begun, strict=True)]
+        if not any(left.tokens and reason is None for left, reason in zip(room, state.stop, strict=True)):
+            return
+        state, info = step(
+            state, pair, policy=policy, room=room, stop_token_ids=stop_ids, block_size=size, proposer=proposer
+        )
+        yield state, info
+
+
+def _room(pair: Pair, ids: tuple[int, ...], begun: int, budget: int) -> Room:
+    """Return what a row may still emit: the rest of the budget or of the context, whichever ends first."""
+    left = begun + budget - len(ids)
+    space = pair.target.spec.max_context - len(ids)
+    return Room(left, StopReason.MAX_NEW_TOKENS) if left <= space else Room(space, StopReason.CONTEXT)
+
+
+def _reopened(state: DecodeState) -> DecodeState:
+    """Let rows go on that had only spent an earlier budget."""
+    stop = tuple(None if reason is StopReason.MAX_NEW_TOKENS else reason for reason in state.stop)
+    return replace(state, stop=stop)
+
+
+def _reserved(state: DecodeState, pair: Pair, budget: int) -> DecodeState:
+    """Make room beforehand, so that the loop itself copies nothing."""
+    longest = max(len(ids) for ids in state.tokens)
+    capacity = min(longest + min(budget, RESERVE_AT_MOST), pair.target.spec.max_context) + 2 * state.width
+    draft = pair.port.reserve(state.draft_cache, capacity) if pair.draft else None
+    return replace(state, target_cache=pair.port.reserve(state.target_cache, capacity), draft_cache=draft)

@@ -1,0 +1,82 @@
+"""Attention of a chunk over a cache that already holds the chunk's own K and V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+__all__ = ["Reach", "attend", "masks"]
+
+MAX_WIDTH = 32
+"""Torch's CPU kernel walks short chunks in blocks of 32 queries: up to here, all slots are treated alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which keys a layer's queries see.
+
+    Attributes:
+        causal: only keys at or before the query's position.
+        window: only keys less than this many positions away; None for no limit.
+    """
+
+    causal: bool
+    window: int | None
+
+
+def masks(
+    reaches: set[Reach],
+    positions: Integer[Tensor, "rows slots"],
+    ends: Integer[Tensor, " rows"],
+    keys: int,
+    dtype: torch.dtype,
+) -> dict[Reach, Float[Tensor, "rows slots keys"]]:
+    """Return one additive mask (0 or -inf) a reach, shared by all layers that have it.
+
+    Args:
+        reaches: what the layers need.
+        positions: of the queries.
+        ends: row r may see keys 0..ends[r] - 1.
+        keys: attended slots; key n stands at position n.
+        dtype: of the masks, the model's.
+    """
+    key = torch.arange(keys, device=positions.device)
+    held = (key < ends[:, None])[:, None, :]
+    distance = positions[:, :, None] - key
+    made = {}
+    for reach in reaches:
+        seen = held
+        if reach.causal:
+            seen = seen & (distance >= 0)
+        if reach.window is not None:
+            seen = seen & (distance.abs() < reach.window)
+        made[reach] = torch.where(seen, 0.0, -torch.inf).to(dtype).expand(*positions.shape, keys)
+    return made
+
+
+def attend(
+    q: Float[Tensor, "rows slots heads dim"],
+    keys: Float[Tensor, "rows kv_heads capacity dim"],
+    values: Float[Tensor, "rows kv_heads capacity dim"],
+    mask: Float[Tensor, "rows slots keys"],
+) -> Float[Tensor, "rows slots heads*dim"]:
+    """Return softmax(q k / sqrt(dim) + mask) v.
+
+    The query heads that share a K/V head become the batch of one kernel call, over K and V expanded without a copy;
+    rows are taken one by one, so that a row's bits do not depend on its neighbours.
+    """
+    rows, slots, heads, dim = q.shape
+    kv_heads, length = keys.shape[1], mask.shape[-1]
+    group = heads // kv_heads
+    out = q.new_empty((rows, slots, kv_heads, group, dim))
+    for row in range(rows):
+        query = q[row].view(slots, kv_heads, group, dim).permute(2, 1, 0, 3)
+        k = keys[row, :, :length].expand(group, kv_heads, length, dim)
+        v = values[row, :, :length].expand(group, kv_heads, length, dim)
+        y = F.scaled_dot_product_attention(query, k, v, attn_mask=mask[row])
+        out[row] = y.permute(2, 1, 0, 3)
+    return out.view(rows, slots, heads * dim)

@@ -1,0 +1,104 @@
+"""The DFlash v1 draft: context features become K and V of every layer, then one pass fills a block of masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
+from jaxtyping import Float, Integer
+from torch import Tensor
+
+from dflash_fn.config import DraftSpec, LayerKind
+from dflash_fn.records import Model
+from dflash_fn_torch import cache as kv
+from dflash_fn_torch.attention import Reach
+from dflash_fn_torch.decoder import LayerWeights, TargetWeights, chunk_at, layer_pass
+from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
+
+__all__ = ["DraftWeights", "draft_context", "draft_pass"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """Weights of a draft, whose embedding and head are the target's.
+
+    Attributes:
+        fuse: [H, L * H], what context features go through first (`fc` in checkpoints).
+        context_norm: [H], and then through this (`hidden_norm`).
+        layers: the decoder layers.
+        norm: [H], before the head.
+    """
+
+    fuse: Projection
+    context_norm: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+
+
+@torch.inference_mode()
+def draft_context(
+    draft: Model,
+    cache: kv.Cache,
+    features: Float[Tensor, "rows slots tapped"],
+    counts: tuple[int, ...],
+    *,
+    exact_rows: bool,
+) -> kv.Cache:
+    """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
+    spec, weights = draft.spec, draft.weights
+    assert isinstance(spec, DraftSpec)
+    assert isinstance(weights, DraftWeights)
+    rows, slots, width = features.shape
+    family = kv.append(cache, slots)
+    chunk = chunk_at(spec, family, set(), exact_rows)
+    fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
+    context = rms_norm(fused, weights.context_norm, spec.norm_eps)
+    for index, layer in enumerate(weights.layers):
+        heads = project(context, layer.kv, chunk.groups).contiguous().view(rows, slots, -1, spec.head_dim)
+        k, v = heads.chunk(2, dim=2)
+        if layer.qk_norm is not None:
+            k = rms_norm(k, layer.qk_norm[spec.num_heads :], spec.norm_eps)
+        buffer = family.full.buffer
+        kv.write(buffer.keys[index], cache.lengths, rotate(k, chunk.cos, chunk.sin))
+        kv.write(buffer.values[index], cache.lengths, v)
+    return kv.select(family, counts)
+
+
+def draft_reaches(spec: DraftSpec) -> list[Reach]:
+    """What each layer's slots see: the whole block unless the layer is causal, and its window if it slides."""
+    return [
+        Reach(causal, spec.sliding_window if kind is LayerKind.SLIDING else None)
+        for kind, causal in zip(spec.layer_kinds, spec.causal, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def draft_pass(
+    draft: Model, target: Model, cache: kv.Cache, block: Integer[Tensor, "rows slots"], *, exact_rows: bool
+) -> Float[Tensor, "rows drafted vocabulary"]:
+    """Fill a block; see `dflash_fn.port.Port.draft_pass`."""
+    spec, weights, owner = draft.spec, draft.weights, target.weights
+    assert isinstance(spec, DraftSpec)
+    assert isinstance(weights, DraftWeights)
+    assert isinstance(owner, TargetWeights)
+    reaches = draft_reaches(spec)
+    # The block's own K and V are written behind the context and forgotten with this family.
+    chunk = chunk_at(spec, kv.append(cache, block.shape[1]), set(reaches), exact_rows)
+    x = F.embedding(block, owner.embedding).view(block.numel(), -1)
+    if spec.input_embedding_scale != 1.0:
+        x = x * spec.input_embedding_scale
+    for index, reach in enumerate(reaches):
+        x = layer_pass(spec, weights.layers[index], index, chunk, reach, x)
+    rows, slots = block.shape
+    last = rms_norm(x.view(rows, slots, -1)[:, 1:], weights.norm, spec.norm_eps)
+    logits = product(last.reshape(rows * (slots - 1), -1), owner.head, chunk.groups)
+    return _scaled(spec, logits).view(rows, slots - 1, -1)
+
+
+def _scaled(spec: DraftSpec, logits: Float[Tensor, "tokens vocabulary"]) -> Float[Tensor, "tokens vocabulary"]:
+    if spec.output_multiplier != 1.0:
+        logits = logits * spec.output_multiplier
+    if spec.logit_softcap is not None:
+        logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+    return logits

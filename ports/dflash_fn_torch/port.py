@@ -1,0 +1,159 @@
+"""The port itself: `dflash_fn.port.Port` on torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import array_api_compat.torch as xp
+import numpy as np
+import torch
+from torch import Tensor
+
+from dflash_fn import errors
+from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
+from dflash_fn.port import Port, PortInfo, TargetPass
+from dflash_fn.records import Model
+from dflash_fn.sources import Source
+from dflash_fn_torch import cache as kv
+from dflash_fn_torch.attention import MAX_WIDTH
+from dflash_fn_torch.decoder import target_pass
+from dflash_fn_torch.draft import draft_context, draft_pass
+from dflash_fn_torch.weights import read_draft, read_target
+
+__all__ = ["TorchPort", "load"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPort:
+    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.cache.Cache`, a family a `cache.Family`."""
+
+    name: str = "torch"
+    prefill_width: int = 256
+    max_width: int = MAX_WIDTH
+
+    @property
+    def xp(self) -> Any:
+        """torch behind array-api-compat."""
+        return xp
+
+    def info(self) -> PortInfo:
+        """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
+        cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+        return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+
+    def claims(self, obj: object) -> bool:
+        """Whether `obj` is a torch module."""
+        return isinstance(obj, torch.nn.Module)
+
+    def load_target(self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None) -> Model:
+        """Read a target; a module's own tensors are used as they are where dtype and device allow."""
+        place = self._device(source, device)
+        name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
+        return Model(spec, read_target(source, spec, _dtype(name), place), name, place)
+
+    def load_draft(self, source: Source, spec: DraftSpec, target: Model) -> Model:
+        """Read a draft."""
+        weights = read_draft(source, spec, _dtype(target.dtype), target.device)
+        return Model(spec, weights, target.dtype, target.device)
+
+    def load_tokenizer(self, source: str | Path) -> Any:
+        """Read a tokenizer by transformers."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(source)
+
+    def new_cache(self, model: Model, capacity: int) -> kv.Cache:
+        """Allocate zeros."""
+        spec = model.spec
+        return kv.new(
+            spec.num_layers, 1, spec.num_kv_heads, spec.head_dim, capacity,
+            dtype=_dtype(model.dtype), device=model.device,
+        )  # fmt: skip
+
+    def target_pass(
+        self, target: Model, cache: kv.Cache, tokens: Tensor, *, taps: tuple[int, ...], head: bool, exact_rows: bool
+    ) -> TargetPass:
+        """See `decoder.target_pass`."""
+        return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+
+    def draft_context(
+        self, draft: Model, cache: kv.Cache, features: Tensor, counts: tuple[int, ...], *, exact_rows: bool
+    ) -> kv.Cache:
+        """See `draft.draft_context`."""
+        return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
+
+    def draft_pass(
+        self, draft: Model, target: Model, cache: kv.Cache, block: Tensor, *, exact_rows: bool
+    ) -> Tensor:
+        """See `draft.draft_pass`."""
+        return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
+
+    def select(self, family: kv.Family, counts: tuple[int, ...]) -> kv.Cache:
+        """A new length over the same memory."""
+        return kv.select(family, counts)
+
+    def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
+        """Read them off."""
+        return cache.lengths
+
+    def mark(self, cache: kv.Cache) -> kv.Cache:
+        """See `cache.mark`."""
+        return kv.mark(cache)
+
+    def rewind(self, cache: kv.Cache) -> kv.Cache:
+        """See `cache.rewind`."""
+        return kv.rewind(cache)
+
+    @torch.inference_mode()
+    def split_rows(self, cache: kv.Cache) -> tuple[kv.Cache, ...]:
+        """See `cache.split`."""
+        return kv.split(cache)
+
+    @torch.inference_mode()
+    def join_rows(self, caches: tuple[kv.Cache, ...]) -> kv.Cache:
+        """See `cache.join`."""
+        return kv.join(caches)
+
+    @torch.inference_mode()
+    def reserve(self, cache: kv.Cache, capacity: int) -> kv.Cache:
+        """See `cache.reserve`."""
+        return kv.reserve(cache, capacity)
+
+    def asarray(self, values: np.ndarray, device: str) -> Tensor:
+        """Copy to the device."""
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+    def to_numpy(self, array: Tensor) -> np.ndarray:
+        """Copy to the host; waits for the device."""
+        array = array.detach()
+        return (array.float() if array.dtype == torch.bfloat16 else array).cpu().numpy()
+
+    def _device(self, source: Source, device: str | None) -> str:
+        known = self.info().devices
+        if device is None:
+            return str(next(source.obj.parameters()).device) if source.obj is not None else known[0]
+        place = "cuda:0" if device == "cuda" else device
+        if place not in known:
+            raise errors.InputError(f"port torch has no device {device!r} here; it has: {', '.join(known)}")
+        return place
+
+
+def _own_dtype(source: Source, spec: DecoderSpec) -> str:
+    if source.obj is None:
+        return spec.dtype
+    return str(next(source.obj.parameters()).dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise errors.InputError(f"port torch does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load() -> Port:
+    """Return the port; the registry calls this."""
+    return TorchPort()
