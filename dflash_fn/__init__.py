@@ -5,7 +5,8 @@
     state = dflash_fn.decode(state, pair, max_new_tokens=64)
     print(pair.tokenizer.decode(state.tokens[0]))
 
-Reading order: `records` (the words), `steps` (the algorithm), `loop` (the driver), `policies` (what is kept),
+Reading order: `records` (the words), `opening` and `steps` (the
+algorithm), `loop` (the driver), `policies` (what is kept),
 `port` (what a backend must do), `load` (where models come from).
 """
 
@@ -13,6 +14,7 @@ from dflash_fn.errors import DflashError
 from dflash_fn.load import load_pair, load_zoo
 from dflash_fn.loop import decode, rounds
 from dflash_fn.policies import Policy, match
+from dflash_fn.opening import extend, prefill
 from dflash_fn.records import (
     Branches,
     ContextFeatures,
@@ -25,7 +27,7 @@ from dflash_fn.records import (
     Verdict,
 )
 from dflash_fn.registry import get_port, port_names
-from dflash_fn.steps import extend, prefill, propose, select, step, verify
+from dflash_fn.steps import propose, select, step, verify
 
 __version__ = "0.1.0"
 

@@ -15,8 +15,13 @@ Prompts: TypeAlias = "str | Sequence[int] | Sequence[str] | Sequence[Sequence[in
 """One prompt (text or token ids), or one a row."""
 
 
-def as_rows(pair: Pair, prompts: Prompts) -> tuple[tuple[int, ...], ...]:
+def as_rows(pair: Pair, prompts: Prompts, *, special: bool = True) -> tuple[tuple[int, ...], ...]:
     """Return token ids a row; text goes through the pair's tokenizer as it is, without a chat template.
+
+    Args:
+        pair: whose tokenizer and vocabulary count.
+        prompts: one prompt, or one a row.
+        special: whether the tokenizer may put its own tokens around text, such as one that begins a text.
 
     Raises:
         InputError: no rows, text without a tokenizer, or a token id that the target does not have.
@@ -25,14 +30,14 @@ def as_rows(pair: Pair, prompts: Prompts) -> tuple[tuple[int, ...], ...]:
         prompts = [prompts]  # pyright: ignore[reportAssignmentType]
     if len(prompts) == 0:
         raise errors.InputError("prompts: got none, expected at least one row")
-    return tuple(_as_ids(pair, row, prompt) for row, prompt in enumerate(prompts))
+    return tuple(_as_ids(pair, row, prompt, special) for row, prompt in enumerate(prompts))
 
 
-def _as_ids(pair: Pair, row: int, prompt: Any) -> tuple[int, ...]:
+def _as_ids(pair: Pair, row: int, prompt: Any, special: bool) -> tuple[int, ...]:
     if isinstance(prompt, str):
         if pair.tokenizer is None:
             raise errors.InputError(f"row {row}: got text, but the pair has no tokenizer; give token ids")
-        prompt = pair.tokenizer.encode(prompt, add_special_tokens=True)
+        prompt = pair.tokenizer.encode(prompt, add_special_tokens=special)
     vocab_size = pair.target.spec.vocab_size
     ids = []
     for index, token in enumerate(prompt):
@@ -70,7 +75,7 @@ def as_seeds(seed: int | Sequence[int], rows: int) -> tuple[int, ...]:
 def as_stop_ids(pair: Pair, stop_token_ids: int | Iterable[int] | None) -> frozenset[int]:
     """Return the ids that end a row: the target's own where None is given."""
     if stop_token_ids is None:
-        return frozenset(pair.target.spec.eos_token_ids)  # pyright: ignore[reportAttributeAccessIssue]
+        return frozenset(pair.target.spec.eos_token_ids)
     ids = [stop_token_ids] if isinstance(stop_token_ids, Integral) else list(stop_token_ids)  # pyright: ignore[reportArgumentType]
     for token in ids:
         check_count("stop_token_ids", token, least=0, most=pair.target.spec.vocab_size - 1)

@@ -57,7 +57,8 @@ def decode(
         >>> len(dflash_fn.decode(state, pair, max_new_tokens=8).tokens[0]) - len(state.tokens[0])
         8
     """
-    for state, _ in rounds(  # noqa: B007
+    last = _reopened(state)
+    for last, _ in rounds(  # noqa: B007 (the value is used after the loop)
         state,
         pair,
         policy=policy,
@@ -67,7 +68,7 @@ def decode(
         proposer=proposer,
     ):
         pass
-    return state
+    return last
 
 
 def rounds(

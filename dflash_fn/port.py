@@ -81,7 +81,9 @@ class Port(Protocol):
         """Whether `obj` is a model of the port's library in memory, which `load_target` or `load_draft` can read."""
         ...
 
-    def load_target(self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None) -> Model:
+    def load_target(
+        self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
+    ) -> Model[TargetSpec]:
         """Read a target's weights.
 
         Args:
@@ -98,7 +100,7 @@ class Port(Protocol):
         """
         ...
 
-    def load_draft(self, source: Source, spec: DraftSpec, target: Model) -> Model:
+    def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
         """Read a draft's weights, onto the target's device and in its dtype. Raises as `load_target` does."""
         ...
 
@@ -106,12 +108,19 @@ class Port(Protocol):
         """Read a tokenizer from a folder: an object with the methods of transformers' tokenizers."""
         ...
 
-    def new_cache(self, model: Model, capacity: int) -> Cache:
+    def new_cache(self, model: Model[Any], capacity: int) -> Cache:
         """Return an empty cache of one row with room for at least `capacity` tokens before it must grow."""
         ...
 
     def target_pass(
-        self, target: Model, cache: Cache, tokens: Array, *, taps: tuple[int, ...], head: bool, exact_rows: bool
+        self,
+        target: Model[TargetSpec],
+        cache: Cache,
+        tokens: Array,
+        *,
+        taps: tuple[int, ...],
+        head: bool,
+        exact_rows: bool,
     ) -> TargetPass:
         """Run the target over S more tokens a row.
 
@@ -137,7 +146,7 @@ class Port(Protocol):
         ...
 
     def draft_context(
-        self, draft: Model, cache: Cache, features: Array, counts: tuple[int, ...], *, exact_rows: bool
+        self, draft: Model[DraftSpec], cache: Cache, features: Array, counts: tuple[int, ...], *, exact_rows: bool
     ) -> Cache:
         """Let the draft read context features: `features[r, :counts[r]]` become the next K/V rows of row r.
 
@@ -150,7 +159,9 @@ class Port(Protocol):
         """
         ...
 
-    def draft_pass(self, draft: Model, target: Model, cache: Cache, block: Array, *, exact_rows: bool) -> Array:
+    def draft_pass(
+        self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: Cache, block: Array, *, exact_rows: bool
+    ) -> Array:
         """Fill a block of masked tokens.
 
         Args:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from dflash_fn.config import DraftSpec, TargetSpec
+    from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
     from dflash_fn.port import Port
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "Pair",
     "Proposal",
+    "Proposer",
     "StepInfo",
     "StopReason",
     "Verdict",
@@ -34,6 +35,9 @@ Array: TypeAlias = Any
 
 Cache: TypeAlias = Any
 """What a port remembers of a model's past; a value, whatever it is made of (see `dflash_fn.port`)."""
+
+
+Spec = TypeVar("Spec", bound="DecoderSpec")
 
 
 class StopReason(enum.Enum):
@@ -50,7 +54,7 @@ class StopReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Model(Generic[Spec]):
     """Weights on a port, and the record that says how to run them.
 
     Attributes:
@@ -60,7 +64,7 @@ class Model:
         device: the port's name of the device, such as `cpu` or `cuda:0`.
     """
 
-    spec: TargetSpec | DraftSpec
+    spec: Spec
     weights: Any
     dtype: str
     device: str
@@ -78,8 +82,8 @@ class Pair:
         name: for reports; a zoo name, or folders or hub ids.
     """
 
-    target: Model
-    draft: Model | None
+    target: Model[TargetSpec]
+    draft: Model[DraftSpec] | None
     port: Port
     tokenizer: Any = None
     name: str = "pair"
@@ -87,7 +91,7 @@ class Pair:
     @property
     def block_size(self) -> int:
         """The block size that the draft was trained for; 1 without a draft."""
-        return self.draft.spec.block_size if self.draft else 1  # pyright: ignore[reportAttributeAccessIssue]
+        return self.draft.spec.block_size if self.draft else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,8 @@ class Branches:
     """All states that one verification leads to, held compactly; `select` takes one of them.
 
     Attributes:
-        logits: [R, W, V], the target's logits after the anchor and after each drafted token; slots from B on are padding.
+        logits: [R, W, V], the target's logits after the anchor and after each drafted token; slots from B on are
+            padding.
         family: the target caches after 0, 1, ... W more tokens, as one opaque value of the port.
         features: [R, W, L * H] tapped hidden states of the block, or None without a draft.
     """

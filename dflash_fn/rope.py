@@ -24,8 +24,8 @@ def rope_tables(rope: RopeSpec, positions: np.ndarray) -> tuple[np.ndarray, np.n
     a is `rope.attention_factor`. Dimension i of a head is turned together with dimension i + dim // 2.
 
     The angle n f[i] is a float32 product, as transformers computes it, for those are the angles that models were
-    trained with: at n = 100000 it is up to 0.004 away from the exact product. Cosine and sine of that angle
-    are evaluated in float64 and rounded once, which no float32 library is more exact than.
+    trained with: at n = 100000 it is up to 0.004 away from the exact product. Cosine and sine of that angle are
+    evaluated in float64 and rounded once, so that they do not depend on a library's float32 cosine.
 
     Args:
         rope: which embedding; its `dim` is even.
@@ -42,8 +42,8 @@ def rope_tables(rope: RopeSpec, positions: np.ndarray) -> tuple[np.ndarray, np.n
         >>> cos, sin = rope_tables(RopeSpec("default", theta=10000.0, dim=4), np.array([[0, 1, 2]]))
         >>> cos.shape, cos.dtype.name
         ((1, 3, 2), 'float32')
-        >>> cos[0, 1].round(4).tolist() == np.float32([0.5403, 1.0]).tolist()
-        True
+        >>> [f"{value:.4f}" for value in cos[0, 2]], [f"{value:.4f}" for value in sin[0, 2]]
+        (['-0.4161', '0.9998'], ['0.9093', '0.0200'])
     """
     angles = positions.astype(np.float32)[..., None] * inverse_frequencies(rope)
     exact = angles.astype(np.float64)
@@ -71,13 +71,14 @@ def inverse_frequencies(rope: RopeSpec) -> np.ndarray:
         ConfigError: a kind that is none of these four.
 
     Source:
-        `default`: Su et al. 2104.09864, section 3.3. `linear`: Chen et al. 2306.15595, equation 4. `llama3`: the rule
-        that Llama 3.1's checkpoints were published with. `yarn`: Peng et al. 2309.00071, section 3.2, with their
-        temperature in `rope.attention_factor`.
+        `default`: Su et al. 2104.09864, section 3.2.2. `linear`: Chen et al. 2306.15595, equation 4. `llama3`: the
+        rule that Llama 3.1's checkpoints were published with. `yarn`: Peng et al. 2309.00071, NTK-by-parts; as in the
+        authors' code, the ramp is linear in the pair's index, not in its number of turns as in the paper, and the
+        temperature is `rope.attention_factor`.
 
     Example:
-        >>> inverse_frequencies(RopeSpec("linear", theta=10000.0, dim=4, factor=2.0)).round(4).tolist()
-        [0.5, 0.004999999888241291]
+        >>> inverse_frequencies(RopeSpec("linear", theta=16.0, dim=4, factor=2.0)).tolist()
+        [0.5, 0.125]
     """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     # rounded through float32 as torch does, so that an odd theta such as 123456.789 means the same number

@@ -2,14 +2,15 @@
 
     step(state) = select(verify(state, propose(state)), policy's verdict)
 
-`prefill` and `extend` make a state, `propose` lets the draft guess a block, `verify` describes every state that
-could follow, `select` takes one. Nothing is undone, because nothing was done to the state that one started from.
+`propose` lets the draft guess a block, `verify` describes every state that could follow, `select` takes one. Nothing
+is undone, because nothing was done to the state that one started from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,9 @@ from dflash_fn.records import (
     Proposer,
     StepInfo,
     StopReason,
-    Verdict,
 )
 
-__all__ = ["Room", "extend", "prefill", "propose", "select", "step", "verify"]
-
-LEAST_CHUNK = 8
-"""The shortest prefill chunk; shorter remainders are padded to it."""
+__all__ = ["Room", "cut", "propose", "select", "step", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,73 +43,6 @@ class Room:
 
     tokens: int
     reason: StopReason
-
-
-def prefill(
-    pair: Pair,
-    prompts: inputs.Prompts,
-    *,
-    seed: int | Sequence[int] = 0,
-    width: int | None = None,
-    exact_rows: bool = False,
-) -> DecodeState:
-    """Read prompts and return the state from which decoding starts.
-
-    Every token but the last of each prompt goes into the caches, in chunks whose size and place depend only on the
-    position: whole chunks of `port.prefill_width`, then one that is padded to a power of two. So the same tokens
-    give the same bits, whether they come at once or by `extend`.
-
-    Args:
-        pair: target, draft and port.
-        prompts: text or token ids; one prompt, or one a row. Text goes through the tokenizer as it is (no chat
-            template; see `dflash_fn.text.chat_prompt`).
-        seed: from 0 to 2**64 - 1; one for all rows or one a row.
-        width: rows W of every verification, at least the block size one will decode with; None takes the draft's
-            block size, 1 without a draft.
-        exact_rows: compute several rows so that each has the bits of its single-row run; slower on a CPU in float32.
-            Tokens do not depend on neighbours either way, except where two logits tie within rounding.
-
-    Raises:
-        InputError: an empty prompt, one that leaves no room in the context, an unknown id, a bad width or seed.
-
-    Guarantees:
-        P06: a row's tokens equal those of its single-row run.
-    """
-    rows = inputs.as_rows(pair, prompts)
-    inputs.check_fit(pair, rows)
-    width = inputs.check_width(pair, width)
-    seeds = inputs.as_seeds(seed, len(rows))
-    made = [_read(pair, ids, *_empty_caches(pair, len(ids) + width)) for ids in rows]
-    return _opening(pair, rows, made, seeds, width, exact_rows)
-
-
-def extend(state: DecodeState, pair: Pair, tokens: inputs.Prompts) -> DecodeState:
-    """Add tokens to a state, such as a user's next turn, exactly as if they had been in the prompt.
-
-    The state goes back to its last whole prefill chunk and reads from there: the answer since then, and the new
-    tokens. What decoding left in the caches is not reused, since its bits are those of another shape.
-
-    Args:
-        state: any state; it stays valid.
-        pair: the pair that it was made with.
-        tokens: token ids (or text) to add; with several rows, one sequence a row, of which some may be empty.
-
-    Raises:
-        InputError: nothing to add, another number of rows, an unknown id, or no room in the context.
-
-    Guarantees:
-        P05: `extend(state, pair, t)` equals `prefill(pair, state.tokens + t)` with the state's seed, bit for bit.
-    """
-    added = inputs.as_rows(pair, tokens) if len(tokens) else ()
-    if len(added) != len(state.tokens) or not any(added):
-        raise errors.InputError(
-            f"extend: got tokens for {len(added)} rows, expected at least one token, "
-            f"and one sequence for each of the state's {len(state.tokens)} rows"
-        )
-    rows = tuple(old + new for old, new in zip(state.tokens, added, strict=True))
-    inputs.check_fit(pair, rows)
-    made = [_read(pair, ids, *caches) for ids, caches in zip(rows, _rewound(state, pair), strict=True)]
-    return _opening(pair, rows, made, state.seed, state.width, state.exact_rows)
 
 
 def propose(
@@ -149,10 +79,8 @@ def verify(state: DecodeState, pair: Pair, proposal: Proposal) -> Branches:
     anchors = _anchors(state, pair)
     padding = [anchors] * (state.width - 1 - proposal.tokens.shape[1])
     block = xp.concat([anchors, proposal.tokens, *padding], axis=1)
-    taps = pair.draft.spec.target_layer_ids if pair.draft else ()  # pyright: ignore[reportAttributeAccessIssue]
-    made = port.target_pass(
-        pair.target, state.target_cache, block, taps=taps, head=True, exact_rows=state.exact_rows
-    )
+    taps = pair.draft.spec.target_layer_ids if pair.draft else ()
+    made = port.target_pass(pair.target, state.target_cache, block, taps=taps, head=True, exact_rows=state.exact_rows)
     return Branches(made.logits, made.family, made.features)
 
 
@@ -239,9 +167,7 @@ def step(
     return select(state, pair, proposal, branches, emitted, stop), info
 
 
-def cut(
-    tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room
-) -> tuple[tuple[int, ...], StopReason | None]:
+def cut(tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room) -> tuple[tuple[int, ...], StopReason | None]:
     """Return what a row may emit of these tokens, and why it stops, if it does.
 
     Example:
@@ -289,9 +215,9 @@ def _uniforms(state: DecodeState, pair: Pair, policy: Policy, size: int) -> Mapp
     return made
 
 
-def _finite(xp: object, logits: Array) -> Array:
+def _finite(xp: Any, logits: Array) -> Array:
     """[R] booleans; the maximum of a slot is NaN or infinite exactly where something that matters is."""
-    return xp.all(xp.isfinite(xp.max(logits, axis=-1)), axis=-1)  # pyright: ignore[reportAttributeAccessIssue]
+    return xp.all(xp.isfinite(xp.max(logits, axis=-1)), axis=-1)
 
 
 def _check_finite(state: DecodeState, pair: Pair, flags: list[list[int]]) -> None:
@@ -321,7 +247,7 @@ def _absorbed(state: DecodeState, pair: Pair) -> Cache | None:
 
 def _drafted(state: DecodeState, pair: Pair, size: int, cache: Cache) -> Proposal:
     assert pair.draft is not None
-    xp, masks = pair.port.xp, np.full((len(state.tokens), size - 1), pair.draft.spec.mask_token_id)  # pyright: ignore[reportAttributeAccessIssue]
+    xp, masks = pair.port.xp, np.full((len(state.tokens), size - 1), pair.draft.spec.mask_token_id)
     block = xp.concat([_anchors(state, pair), pair.port.asarray(masks, pair.target.device)], axis=1)
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
     tokens = xp.astype(xp.argmax(logits, axis=-1), block.dtype)
@@ -334,63 +260,3 @@ def _asked(proposer: Proposer, state: DecodeState, pair: Pair, size: int) -> Arr
     if tuple(tokens.shape) != expected:
         raise errors.InputError(f"proposer: got tokens of shape {tuple(tokens.shape)}, expected {expected}")
     return tokens
-
-
-def _empty_caches(pair: Pair, capacity: int) -> tuple[Cache, Cache | None]:
-    draft = pair.port.new_cache(pair.draft, capacity) if pair.draft else None
-    return pair.port.new_cache(pair.target, capacity), draft
-
-
-def _rewound(state: DecodeState, pair: Pair) -> list[tuple[Cache, Cache | None]]:
-    """Return each row's caches at its last whole prefill chunk."""
-    port = pair.port
-    targets = [port.rewind(cache) for cache in port.split_rows(state.target_cache)]
-    if pair.draft is None:
-        return [(cache, None) for cache in targets]
-    return list(zip(targets, (port.rewind(cache) for cache in port.split_rows(state.draft_cache)), strict=True))
-
-
-def _read(pair: Pair, ids: tuple[int, ...], target: Cache, draft: Cache | None) -> tuple[Cache, Cache | None]:
-    """Read a row's tokens but the last, from where the caches stand, a chunk at a time."""
-    port, size = pair.port, pair.port.prefill_width
-    (start,) = port.lengths(target)
-    for first in range(start, len(ids) - 1, size):
-        chunk = ids[first : min(first + size, len(ids) - 1)]
-        target, draft = _read_chunk(pair, chunk, target, draft)
-        if len(chunk) == size:
-            target, draft = port.mark(target), port.mark(draft) if pair.draft else None
-    return target, draft
-
-
-def _read_chunk(
-    pair: Pair, chunk: tuple[int, ...], target: Cache, draft: Cache | None
-) -> tuple[Cache, Cache | None]:
-    port, count = pair.port, len(chunk)
-    padded = max(LEAST_CHUNK, 1 << (count - 1).bit_length())
-    tokens = port.asarray(np.array([[*chunk, *[chunk[-1]] * (padded - count)]], dtype=np.int64), pair.target.device)
-    taps = pair.draft.spec.target_layer_ids if pair.draft else ()  # pyright: ignore[reportAttributeAccessIssue]
-    made = port.target_pass(pair.target, target, tokens, taps=taps, head=False, exact_rows=False)
-    if pair.draft:
-        draft = port.draft_context(pair.draft, draft, made.features, (count,), exact_rows=False)
-    return port.select(made.family, (count,)), draft
-
-
-def _opening(
-    pair: Pair,
-    rows: tuple[tuple[int, ...], ...],
-    made: Sequence[tuple[Cache, Cache | None]],
-    seeds: tuple[int, ...],
-    width: int,
-    exact_rows: bool,
-) -> DecodeState:
-    return DecodeState(
-        tokens=rows,
-        target_cache=pair.port.join_rows(tuple(target for target, _ in made)),
-        draft_cache=pair.port.join_rows(tuple(draft for _, draft in made)) if pair.draft else None,
-        context_features=None,
-        step=0,
-        seed=seeds,
-        stop=(None,) * len(rows),
-        width=width,
-        exact_rows=exact_rows,
-    )

@@ -18,7 +18,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["Buffer", "Cache", "CopyCounts", "Family", "append", "join", "mark", "new", "reserve", "rewind", "select", "split"]
+__all__ = [
+    "Buffer",
+    "Cache",
+    "CopyCounts",
+    "Family",
+    "append",
+    "join",
+    "mark",
+    "new",
+    "reserve",
+    "rewind",
+    "select",
+    "split",
+]
 
 KV_BUCKET = 512
 """Attended lengths are multiples of this, the block in which torch's CPU kernel walks the keys (see docs/notes)."""
@@ -173,9 +186,7 @@ def _rounded(count: int) -> int:
 
 
 def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
-    return any(
-        seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True)
-    )
+    return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
 
 
 def _copied(cache: Cache, capacity: int) -> Buffer:

@@ -131,7 +131,7 @@ def target_reach(spec: DecoderSpec, kind: LayerKind) -> Reach:
 
 @torch.inference_mode()
 def target_pass(
-    target: Model,
+    target: Model[TargetSpec],
     cache: kv.Cache,
     tokens: Integer[Tensor, "rows slots"],
     *,
@@ -140,9 +140,8 @@ def target_pass(
     exact_rows: bool,
 ) -> TargetPass:
     """Run the target over a chunk; see `dflash_fn.port.Port.target_pass`."""
-    spec, weights = target.spec, target.weights
-    assert isinstance(spec, TargetSpec)
-    assert isinstance(weights, TargetWeights)
+    spec: TargetSpec = target.spec
+    weights: TargetWeights = target.weights
     family = kv.append(cache, tokens.shape[1])
     reaches = [target_reach(spec, kind) for kind in spec.layer_kinds]
     chunk = chunk_at(spec, family, set(reaches), exact_rows)

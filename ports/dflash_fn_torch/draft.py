@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from dflash_fn.config import DraftSpec, LayerKind
+from dflash_fn.config import DraftSpec, LayerKind, TargetSpec
 from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch.attention import Reach
@@ -38,7 +38,7 @@ class DraftWeights:
 
 @torch.inference_mode()
 def draft_context(
-    draft: Model,
+    draft: Model[DraftSpec],
     cache: kv.Cache,
     features: Float[Tensor, "rows slots tapped"],
     counts: tuple[int, ...],
@@ -46,9 +46,8 @@ def draft_context(
     exact_rows: bool,
 ) -> kv.Cache:
     """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
-    spec, weights = draft.spec, draft.weights
-    assert isinstance(spec, DraftSpec)
-    assert isinstance(weights, DraftWeights)
+    spec: DraftSpec = draft.spec
+    weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
     family = kv.append(cache, slots)
     chunk = chunk_at(spec, family, set(), exact_rows)
@@ -75,13 +74,17 @@ def draft_reaches(spec: DraftSpec) -> list[Reach]:
 
 @torch.inference_mode()
 def draft_pass(
-    draft: Model, target: Model, cache: kv.Cache, block: Integer[Tensor, "rows slots"], *, exact_rows: bool
+    draft: Model[DraftSpec],
+    target: Model[TargetSpec],
+    cache: kv.Cache,
+    block: Integer[Tensor, "rows slots"],
+    *,
+    exact_rows: bool,
 ) -> Float[Tensor, "rows drafted vocabulary"]:
     """Fill a block; see `dflash_fn.port.Port.draft_pass`."""
-    spec, weights, owner = draft.spec, draft.weights, target.weights
-    assert isinstance(spec, DraftSpec)
-    assert isinstance(weights, DraftWeights)
-    assert isinstance(owner, TargetWeights)
+    spec: DraftSpec = draft.spec
+    weights: DraftWeights = draft.weights
+    owner: TargetWeights = target.weights
     reaches = draft_reaches(spec)
     # The block's own K and V are written behind the context and forgotten with this family.
     chunk = chunk_at(spec, kv.append(cache, block.shape[1]), set(reaches), exact_rows)

@@ -56,7 +56,9 @@ def project(
     return y if projection.bias is None else y + projection.bias
 
 
-def rms_norm(x: Float[Tensor, "*batch size"], weight: Float[Tensor, "*parts size"], eps: float) -> Float[Tensor, "*batch size"]:
+def rms_norm(
+    x: Float[Tensor, "*batch size"], weight: Float[Tensor, "*parts size"], eps: float
+) -> Float[Tensor, "*batch size"]:
     """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32, the weight applied in x's dtype as Llama does."""
     h = x.float()
     h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
@@ -64,7 +66,9 @@ def rms_norm(x: Float[Tensor, "*batch size"], weight: Float[Tensor, "*parts size
 
 
 def rotate(
-    x: Float[Tensor, "rows slots heads dim"], cos: Float[Tensor, "rows slots 1 dim"], sin: Float[Tensor, "rows slots 1 dim"]
+    x: Float[Tensor, "rows slots heads dim"],
+    cos: Float[Tensor, "rows slots 1 dim"],
+    sin: Float[Tensor, "rows slots 1 dim"],
 ) -> Float[Tensor, "rows slots heads dim"]:
     """Turn each pair (x[i], x[i + dim / 2]) by its angle; `sin` holds -sin in its first half."""
     return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
@@ -79,7 +83,10 @@ def gated_mlp(
 
 
 def rope_tensors(
-    cos: Float[np.ndarray, "rows slots half"], sin: Float[np.ndarray, "rows slots half"], dtype: torch.dtype, device: str
+    cos: Float[np.ndarray, "rows slots half"],
+    sin: Float[np.ndarray, "rows slots half"],
+    dtype: torch.dtype,
+    device: str,
 ) -> tuple[Tensor, Tensor]:
     """Hand numpy's float32 tables to torch in the form that `rotate` takes: [R, S, 1, dim] each."""
     c = torch.from_numpy(cos)[:, :, None]

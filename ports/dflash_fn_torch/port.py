@@ -37,7 +37,7 @@ class TorchPort:
 
     @property
     def xp(self) -> Any:
-        """torch behind array-api-compat."""
+        """Torch behind array-api-compat."""
         return xp
 
     def info(self) -> PortInfo:
@@ -49,13 +49,15 @@ class TorchPort:
         """Whether `obj` is a torch module."""
         return isinstance(obj, torch.nn.Module)
 
-    def load_target(self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None) -> Model:
+    def load_target(
+        self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
+    ) -> Model[TargetSpec]:
         """Read a target; a module's own tensors are used as they are where dtype and device allow."""
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
         return Model(spec, read_target(source, spec, _dtype(name), place), name, place)
 
-    def load_draft(self, source: Source, spec: DraftSpec, target: Model) -> Model:
+    def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
         """Read a draft."""
         weights = read_draft(source, spec, _dtype(target.dtype), target.device)
         return Model(spec, weights, target.dtype, target.device)
@@ -66,7 +68,7 @@ class TorchPort:
 
         return AutoTokenizer.from_pretrained(source)
 
-    def new_cache(self, model: Model, capacity: int) -> kv.Cache:
+    def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
         """Allocate zeros."""
         spec = model.spec
         return kv.new(
@@ -75,19 +77,26 @@ class TorchPort:
         )  # fmt: skip
 
     def target_pass(
-        self, target: Model, cache: kv.Cache, tokens: Tensor, *, taps: tuple[int, ...], head: bool, exact_rows: bool
+        self,
+        target: Model[TargetSpec],
+        cache: kv.Cache,
+        tokens: Tensor,
+        *,
+        taps: tuple[int, ...],
+        head: bool,
+        exact_rows: bool,
     ) -> TargetPass:
         """See `decoder.target_pass`."""
         return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
 
     def draft_context(
-        self, draft: Model, cache: kv.Cache, features: Tensor, counts: tuple[int, ...], *, exact_rows: bool
+        self, draft: Model[DraftSpec], cache: kv.Cache, features: Tensor, counts: tuple[int, ...], *, exact_rows: bool
     ) -> kv.Cache:
         """See `draft.draft_context`."""
         return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
 
     def draft_pass(
-        self, draft: Model, target: Model, cache: kv.Cache, block: Tensor, *, exact_rows: bool
+        self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: kv.Cache, block: Tensor, *, exact_rows: bool
     ) -> Tensor:
         """See `draft.draft_pass`."""
         return draft_pass(draft, target, cache, block, exact_rows=exact_rows)

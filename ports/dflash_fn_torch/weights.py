@@ -106,9 +106,7 @@ def _read_files(files: Iterable[Path]) -> dict[str, Tensor]:
             with safe_open(file, framework="pt") as opened:
                 tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise errors.CheckpointError(
-                f"{file}: not a whole safetensors file ({error}); fetch it again"
-            ) from None
+            raise errors.CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from None
     return tensors
 
 

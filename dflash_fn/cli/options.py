@@ -1,0 +1,116 @@
+"""What the user asked `generate` for, and the checks that need no weights."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from dflash_fn.errors import InputError
+
+__all__ = ["DTYPES", "Options", "PairOptions", "check_options", "read_prompt"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+DEFAULT_PAIR = "tiny-code"
+
+
+@dataclass(frozen=True, slots=True)
+class PairOptions:
+    """Which pair to load, and onto what.
+
+    Attributes:
+        pair: a zoo name; None takes the default, or `target`.
+        target: a folder or hub id, in place of a zoo pair.
+        draft: a folder or hub id; with a zoo pair it takes the place of the pair's own.
+        port: as registered.
+        dtype: of the weights; None leaves it to the port.
+        device: the port's name of it; None leaves it to the port.
+    """
+
+    pair: str | None = None
+    target: str | None = None
+    draft: str | None = None
+    port: str = "torch"
+    dtype: str | None = None
+    device: str | None = None
+
+    @property
+    def zoo_name(self) -> str | None:
+        """The zoo pair that is meant, or None where a target is given."""
+        return None if self.target else self.pair or DEFAULT_PAIR
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `generate` was asked for; the names are those of its flags."""
+
+    load: PairOptions
+    prompt: str | None = None
+    chat: bool = False
+    check: bool = False
+    raw: bool = False
+    json: bool = False
+    block_size: int | None = None
+    width: int | None = None
+    max_new_tokens: int = 128
+    seed: int = 0
+
+
+def check_options(options: Options) -> None:
+    """Raise InputError for what cannot be done, whatever the weights are."""
+    _check_load(options.load)
+    _check_numbers(options)
+    _check_modes(options)
+
+
+def _check_load(load: PairOptions) -> None:
+    if load.pair is not None and load.target is not None:
+        raise InputError("--pair and --target exclude each other; --pair NAME --draft PATH replaces a pair's draft")
+    for flag, value in (("--target", load.target), ("--draft", load.draft), ("--pair", load.pair)):
+        if value is not None and not value.strip():
+            raise InputError(f"{flag}: got an empty name")
+    if load.dtype is not None and load.dtype not in DTYPES:
+        raise InputError(f"--dtype: got {load.dtype!r}, expected one of: {', '.join(DTYPES)}")
+
+
+def _check_numbers(options: Options) -> None:
+    bounds = {
+        "--max-new-tokens": (options.max_new_tokens, 0),
+        "--block-size": (options.block_size, 1),
+        "--width": (options.width, 1),
+        "--seed": (options.seed, 0),
+    }
+    for flag, (value, least) in bounds.items():
+        if value is not None and value < least:
+            raise InputError(f"{flag}: got {value}, expected {least} or more")
+    if options.seed >= 2**64:
+        raise InputError(f"--seed: got {options.seed}, expected less than 2**64")
+    if options.width is not None and options.block_size is not None and options.width < options.block_size:
+        raise InputError(f"--width {options.width} is below --block-size {options.block_size}; the block must fit in")
+
+
+def _check_modes(options: Options) -> None:
+    if options.chat:
+        for flag, given in (("--json", options.json), ("--check", options.check)):
+            if given:
+                raise InputError(f"--chat and {flag} exclude each other")
+        if options.prompt == "-":
+            raise InputError("--chat reads its turns from stdin, so the prompt cannot be -")
+    elif options.prompt is None:
+        raise InputError("no prompt; give one, or - to read it from stdin, or --chat")
+
+
+def read_prompt(prompt: str) -> str:
+    """Return the prompt itself, read from stdin if it is `-` (less one final newline, which `echo` adds).
+
+    Raises:
+        InputError: it is empty, or no text.
+    """
+    try:
+        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise InputError(f"the prompt is no UTF-8 text ({error})") from None
+    if not text:
+        raise InputError("the prompt is empty; give at least one character")
+    return text

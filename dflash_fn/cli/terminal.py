@@ -1,0 +1,66 @@
+"""The two streams: text on stdout, exactly as it is; everything said about it on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+__all__ = ["console", "plain", "print_entry", "status", "write"]
+
+DIM, RESET = "\x1b[2m", "\x1b[0m"
+
+VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""Control characters, which a model may emit and a terminal would obey, and what is shown of them."""
+
+
+def console(*, stderr: bool = True) -> Console:
+    """Return a console for reports; without escape codes where NO_COLOR is set or nobody watches."""
+    watched = sys.stderr.isatty() if stderr else sys.stdout.isatty()
+    colour = "auto" if watched and not os.environ.get("NO_COLOR") else None
+    return Console(stderr=stderr, color_system=colour, highlight=False, soft_wrap=not watched, markup=False)
+
+
+def print_entry(to: Console, name: str, value: str, *, indent: int = 19) -> None:
+    """Print a name and its value; on a terminal that is too narrow, the value goes on below itself."""
+    room = max(20, to.width - indent)
+    lines = (textwrap.wrap(value, room) if to.is_terminal else None) or [value]
+    for first, line in zip([name, *[""] * len(lines)], lines, strict=False):
+        to.print(Text(f"{first:<{indent}}", style="bold").append(line, style="not bold"))
+
+
+def write(text: str, *, dim: bool = False) -> None:
+    """Write a piece of text to stdout at once; only on a terminal is it dimmed, or stripped of control characters."""
+    if not text:
+        return
+    if sys.stdout.isatty():
+        text = text.translate(VISIBLE)
+        if dim and not plain():
+            text = f"{DIM}{text}{RESET}"
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def plain() -> bool:
+    """Whether escape codes are unwanted on stdout."""
+    return not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+@contextmanager
+def status(line: str) -> Iterator[Status | None]:
+    """Show that something goes on, for as long as it does; silent where nobody watches."""
+    screen = console()
+    if screen.color_system is None:
+        yield None
+        return
+    with screen.status(line, spinner="dots") as shown:
+        yield shown
