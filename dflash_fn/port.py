@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -54,6 +54,7 @@ class TargetPass:
     family: Any
 
 
+@runtime_checkable
 class Port(Protocol):
     """Functions that run targets and drafts on one array library.
 

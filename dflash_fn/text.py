@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from dflash_fn import errors
 
-__all__ = ["TextStream", "chat_prompt", "feed", "flush", "next_turn"]
+__all__ = ["Message", "TextStream", "chat_prompt", "feed", "flush", "next_turn"]
 
 Message: TypeAlias = dict[str, str]
 """`{"role": "user", "content": "..."}`, as chat templates read it."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_fn.text import LIMIT, TextStream, feed, flush
@@ -36,20 +36,17 @@ def joined(tokens, sizes):
     return "".join(piece for _, piece, _ in steps) + flush(last)
 
 
-@settings(max_examples=150, deadline=None)
 @given(texts, cuts)
 def test_t01_pieces_of_an_encoded_text_join_to_the_text(text, sizes):
     tokens = TOKENIZER.encode(text, add_special_tokens=False)
     assert joined(tokens, sizes) == TOKENIZER.decode(tokens, skip_special_tokens=True) == text
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(ids, byte_runs), cuts)
 def test_t02_pieces_of_any_tokens_join_to_their_decoding(tokens, sizes):
     assert joined(tokens, sizes) == TOKENIZER.decode(tokens, skip_special_tokens=True)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.one_of(ids, byte_runs, texts.map(lambda text: TOKENIZER.encode(text, add_special_tokens=False))), cuts)
 def test_t03_what_was_given_out_is_a_beginning_of_every_longer_decoding(tokens, sizes):
     final, given_out = TOKENIZER.decode(tokens, skip_special_tokens=True), ""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from dflash_fn.cli.answer import Answer, decode_answer, opened
 
 if TYPE_CHECKING:
-    from dflash_fn.records import Pair
+    from dflash_fn.records import DecodeState, Pair
 
-__all__ = ["Check", "check_against_plain", "compare"]
+__all__ = ["Check", "check_against_plain", "compare", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class Check:
     def identical(self) -> bool:
         """Whether nothing differs."""
         return self.tokens_identical and self.logits_identical
+
+
+def warm_up(state: DecodeState, pair: Pair, *, block_size: int) -> None:
+    """Decode a little and drop it (states are values), so that what only a first step costs is in neither figure."""
+    from dflash_fn import decode
+
+    decode(state, pair, max_new_tokens=block_size + 1, block_size=block_size)
 
 
 def check_against_plain(

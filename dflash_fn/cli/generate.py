@@ -8,7 +8,7 @@ import typer
 
 from dflash_fn.cli import exits, render, report, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, opened, silent
-from dflash_fn.cli.check import Check, check_against_plain
+from dflash_fn.cli.check import Check, check_against_plain, warm_up
 from dflash_fn.cli.options import Options, check_options, read_prompt
 from dflash_fn.cli.pairs import block_and_width, open_pair
 from dflash_fn.text import chat_prompt
@@ -48,8 +48,10 @@ def _answered(
     options: Options, pair: Pair, prompt: str | list[int], *, raw: bool, block_size: int, width: int
 ) -> Answer:
     show = not options.json
-    with terminal.status("reading the prompt"):
+    with terminal.note("reading the prompt"):
         state, seconds = opened(pair, prompt, seed=options.seed, width=width)
+        if options.check:
+            warm_up(state, pair, block_size=block_size)
     if show and isinstance(prompt, str):
         terminal.write(prompt, dim=True)
     answer = decode_answer(
@@ -69,5 +71,5 @@ def _answered(
 
 
 def _checked(options: Options, pair: Pair, prompt: str | list[int], answer: Answer) -> Check:
-    with terminal.status("decoding without the draft"):
+    with terminal.note("decoding without the draft"):
         return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["console", "plain", "print_entry", "status", "write"]
+__all__ = ["console", "note", "plain", "print_entry", "status", "write"]
 
-DIM, RESET = "\x1b[2m", "\x1b[0m"
+DIM, RESET, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 
 VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {
     0x7F: 0x2421,
@@ -64,3 +64,18 @@ def status(line: str) -> Iterator[Status | None]:
         return
     with screen.status(line, spinner="dots") as shown:
         yield shown
+
+
+@contextmanager
+def note(line: str) -> Iterator[None]:
+    """Say what goes on without moving anything, for work whose time is measured."""
+    if console().color_system is None:
+        yield
+        return
+    sys.stderr.write(line)
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write(CLEAR_LINE)
+        sys.stderr.flush()

@@ -9,6 +9,7 @@ from dflash_fn import errors
 __all__ = ["PAIRS", "folders"]
 
 PAIRS = Path(__file__).parent / "pairs"
+"""Where the embedded pairs lie."""
 
 
 def folders(name: str) -> tuple[Path, Path]:

@@ -16,6 +16,7 @@ from dflash_fn.zoo import gguf_tokenizer, weight_file
 __all__ = ["WEIGHTS", "require_packages", "write_checkpoint"]
 
 WEIGHTS = "model.safetensors"
+"""Name of the file that the weights go to."""
 
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 IN_LAYER = {

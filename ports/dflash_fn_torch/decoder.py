@@ -28,7 +28,7 @@ class LayerWeights:
     Attributes:
         input_norm: [H].
         qkv: queries, keys and values, [(heads + 2 kv_heads) * dim, H].
-        kv: the keys' and values' part of the same memory.
+        kv: the keys' and values' part alone, for a draft's context; None in a target.
         qk_norm: [heads + kv_heads, dim], the heads' norm weights laid out a head a row; None without such norms.
         out: [H, heads * dim].
         post_norm: [H].
@@ -38,7 +38,7 @@ class LayerWeights:
 
     input_norm: Tensor
     qkv: Projection
-    kv: Projection
+    kv: Projection | None
     qk_norm: Tensor | None
     out: Projection
     post_norm: Tensor
@@ -48,7 +48,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """Weights of a target; `head` is `embedding` where the checkpoint ties them."""
+    """Weights of a target; `head` holds the values of `embedding` where the checkpoint ties them."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]

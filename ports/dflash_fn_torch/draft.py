@@ -54,6 +54,7 @@ def draft_context(
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
     context = rms_norm(fused, weights.context_norm, spec.norm_eps)
     for index, layer in enumerate(weights.layers):
+        assert layer.kv is not None
         heads = project(context, layer.kv, chunk.groups).contiguous().view(rows, slots, -1, spec.head_dim)
         k, v = heads.chunk(2, dim=2)
         if layer.qk_norm is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Projection", "gated_mlp", "product", "project", "rms_norm", "rope_tensors", "rotate"]
+__all__ = ["Projection", "gated_mlp", "pack", "product", "project", "rms_norm", "rope_tensors", "rotate"]
+
+TYPICAL_TOKENS = 8
+"""What oneDNN is told of the number of tokens when it lays out a weight; any number works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +22,8 @@ class Projection:
     """One or several weight matrices that are applied to the same input, their outputs side by side.
 
     Attributes:
-        weights: [out_i, in] each; one fused matrix where the weights were read from files, several where they
-            belong to a model in memory (fusing those would double its memory).
+        weights: [out_i, in] each, as `pack` returns them; one fused matrix wherever they are copied anyway, several
+            where they belong to a model in memory and are used in place.
         bias: [sum of out_i] or None.
     """
 
@@ -32,19 +36,42 @@ def product(
 ) -> Float[Tensor, "tokens outputs"]:
     """Return x @ weight.T.
 
-    On a CPU in float32 the product is taken as (weight @ x.T).T: with the weight on the left, the kernels walk it
-    once for all tokens, and eight tokens cost little more than one (docs/notes/cpu-products.md).
-
     Args:
         x: a token a row.
-        weight: as checkpoints store it.
+        weight: as `pack` returned it.
         groups: equal parts of x to multiply apart, so that each has the bits that it has alone.
     """
     if groups > 1:
         return torch.cat([product(part, weight) for part in x.chunk(groups)])
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[0] > 1:
         return torch.mm(weight, x.t()).t()
     return F.linear(x, weight)
+
+
+def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
+    """Return a weight in the layout in which `product` is fastest.
+
+    On a CPU that is oneDNN's blocked layout where it has one for the dtype: eight tokens then cost little more than
+    one (docs/notes/cpu-products.md). Else it is the weight itself, and on a CPU in float32 the product is taken with
+    the weight on the left, which many processors walk faster.
+    """
+    if weight.device.type != "cpu" or not packs(weight.dtype):
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TYPICAL_TOKENS)
+
+
+@functools.cache
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this dtype on this processor."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16, dtype=dtype), TYPICAL_TOKENS)
+    except (AttributeError, RuntimeError):
+        return False
+    return True
 
 
 def project(

@@ -1,0 +1,89 @@
+"""Prompts, pairs and tables that the benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dflash_fn import errors, text, zoo
+from dflash_fn.load import load_pair
+from dflash_fn.records import Pair
+
+__all__ = ["add_pair_options", "folders", "load", "markdown", "prompt_ids", "read_rows", "track"]
+
+FIELDS = ("prompt", "question", "problem", "turns")
+"""Where the public data sets keep a row's prompt."""
+
+
+def add_pair_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what to load and which prompts to use."""
+    parser.add_argument("--pair", default="tiny-code", help="a zoo name")
+    parser.add_argument("--draft", help="a draft's folder or hub id, in place of the pair's own")
+    parser.add_argument("--port", default="torch")
+    parser.add_argument("--data", nargs="+", required=True, metavar="FILE[:FIRST[-LAST]]", help="JSONL files and rows")
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+
+
+def load(options: argparse.Namespace, dtype: str) -> Pair:
+    """Load the pair that the options name."""
+    target, draft = folders(options)
+    return load_pair(target, draft, port=options.port, dtype=dtype, name=options.pair)
+
+
+def folders(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the folders of the target and the draft that the options name.
+
+    Raises:
+        InputError: the pair has no draft, and none is given.
+    """
+    files = zoo.fetch(options.pair)
+    draft = options.draft or files.draft
+    if draft is None:
+        raise errors.InputError(f"{options.pair} has no draft of its own; give one by --draft FOLDER")
+    return files.target, Path(draft)
+
+
+def read_rows(places: Iterable[str]) -> list[tuple[str, str]]:
+    """Return (name, prompt) of the rows that `FILE`, `FILE:3` or `FILE:20-39` name."""
+    return [row for place in places for row in _rows_of(place)]
+
+
+def _rows_of(place: str) -> Iterator[tuple[str, str]]:
+    file, _, span = place.partition(":")
+    first, _, last = span.partition("-")
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    rows = range(int(first or 0), int(last or first or len(lines) - 1) + 1)
+    for row in rows:
+        yield f"{Path(file).stem}/{row}", _prompt_of(json.loads(lines[row]), f"{file}, row {row}")
+
+
+def _prompt_of(record: dict[str, Any], where: str) -> str:
+    for field in FIELDS:
+        if field in record:
+            value = record[field]
+            return value[0] if isinstance(value, list) else value
+    raise errors.InputError(f"{where}: has none of the fields {', '.join(FIELDS)}")
+
+
+def prompt_ids(pair: Pair, prompt: str, *, raw: bool) -> list[int]:
+    """Return a prompt's token ids, in the chat template if the tokenizer has one and `raw` is False."""
+    if raw or not getattr(pair.tokenizer, "chat_template", None):
+        return list(pair.tokenizer.encode(prompt))
+    return text.chat_prompt(pair.tokenizer, [{"role": "user", "content": prompt}])
+
+
+def track(items: Sequence[Any], what: str) -> Iterator[Any]:
+    """Go over items with a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import track as bar
+
+    yield from bar(items, description=what, console=Console(stderr=True))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

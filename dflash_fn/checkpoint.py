@@ -1,0 +1,93 @@
+"""Checkpoints, apart from any array library: files, names, shapes, and what is left over; for the ports' `weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from dflash_fn import errors
+
+__all__ = ["Reader", "read_folder"]
+
+IGNORED = ("rotary_emb.inv_freq",)
+"""Endings of tensors that old checkpoints carry and that follow from the config."""
+
+Tensor = TypeVar("Tensor")
+
+
+@dataclass(slots=True)
+class Reader(Generic[Tensor]):
+    """Tensors by name, each checked as it is taken, so that what is left over can be named.
+
+    Attributes:
+        name: of the source, for messages.
+        tensors: what is there; each has a `shape`.
+        convert: makes of a tensor what is handed out.
+        joins: whether matrices with one input may be joined, because they are copied anyway.
+        left: names not taken yet.
+    """
+
+    name: str
+    tensors: Mapping[str, Any]
+    convert: Callable[[Any], Tensor]
+    joins: bool
+    left: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = {name for name in self.tensors if not name.endswith(IGNORED)}
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor of exactly this shape, or raise CheckpointError."""
+        if name not in self.tensors:
+            raise errors.CheckpointError(f"{self.name}: no tensor {name!r}; the checkpoint does not fit its config")
+        self.left.discard(name)
+        tensor = self.tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise errors.CheckpointError(
+                f"{self.name}: tensor {name!r} has shape {list(tensor.shape)}; its config asks for {list(shape)}"
+            )
+        return self.convert(tensor)
+
+    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
+        """Return `name.weight` [outputs, inputs] and `name.bias` [outputs], or None where there is to be no bias."""
+        weight = self.take(f"{name}.weight", outputs, inputs)
+        return weight, self.take(f"{name}.bias", outputs) if bias else None
+
+    def skip(self, name: str) -> None:
+        """Let a tensor be there that is of no use."""
+        self.left.discard(name)
+
+    def finish(self) -> None:
+        """Raise CheckpointError if there are tensors that nobody asked for."""
+        if self.left:
+            some = ", ".join(sorted(self.left)[:3])
+            raise errors.CheckpointError(
+                f"{self.name}: {len(self.left)} tensors that its config gives no use for, such as {some}"
+            )
+
+
+def read_folder(
+    folder: Path, read_file: Callable[[Path], Mapping[str, Tensor]], damage: tuple[type[Exception], ...]
+) -> dict[str, Tensor]:
+    """Read all safetensors files of a folder.
+
+    Args:
+        folder: of the checkpoint.
+        read_file: returns a file's tensors by name.
+        damage: what `read_file` raises where a file is not whole.
+
+    Raises:
+        CheckpointError: no such file, or one that cannot be read.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise errors.CheckpointError(f"{folder}: no *.safetensors file; expected a checkpoint in that format")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            tensors.update(read_file(file))
+        except damage as error:
+            raise errors.CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from None
+    return tensors

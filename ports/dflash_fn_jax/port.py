@@ -1,0 +1,165 @@
+"""The port itself: `dflash_fn.port.Port` on jax and equinox, a numerics reference and no engine.
+
+jax is inside, numpy outside: what goes in and comes out are numpy arrays (read only), and `xp` is numpy. jax's
+64-bit types depend on a setting of the whole thread; numpy's do not, so that policies work on float64 models, and on
+float64 uniforms, while jax's setting is everybody else's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dflash_fn import errors
+from dflash_fn.config import DraftSpec, TargetSpec
+from dflash_fn.port import Port, PortInfo, TargetPass
+from dflash_fn.records import Model
+from dflash_fn.sources import Source
+from dflash_fn_jax import cache as kv
+from dflash_fn_jax.decoder import target_pass
+from dflash_fn_jax.draft import draft_context, draft_pass
+from dflash_fn_jax.weights import read_draft, read_target
+
+__all__ = ["JaxPort", "load"]
+
+DEVICES = ("cpu",)
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class JaxPort:
+    """jax on a CPU; a cache is a `dflash_fn_jax.cache.Cache`, a family a `cache.Family`.
+
+    Tokens are computed one by one, so every row always has the bits that it has alone, and `exact_rows` changes
+    nothing; nor does the width that a token is verified at.
+    """
+
+    name: str = "jax"
+    prefill_width: int = 64
+    max_width: int = 64
+
+    @property
+    def xp(self) -> Any:
+        """Numpy."""
+        return np
+
+    def info(self) -> PortInfo:
+        """Say what jax runs on; products of a matrix and one token are computed by one thread."""
+        return PortInfo(self.name, f"jax {jax.__version__}", DEVICES, DTYPES, threads=1)
+
+    def claims(self, obj: object) -> bool:
+        """No: jax has no model classes that bring a config; what is in memory goes into a `records.Model` directly."""
+        del obj
+        return False
+
+    def load_target(
+        self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
+    ) -> Model[TargetSpec]:
+        """Read a target."""
+        if device not in (None, *DEVICES):
+            raise errors.InputError(f"port jax has no device {device!r} here; it has: {', '.join(DEVICES)}")
+        name = dtype or "float32"
+        if name not in DTYPES:
+            raise errors.InputError(f"port jax does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
+        return Model(spec, read_target(source, spec, name), name, DEVICES[0])
+
+    def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
+        """Read a draft."""
+        return Model(spec, read_draft(source, spec, target.dtype), target.dtype, target.device)
+
+    def load_tokenizer(self, source: str | Path) -> Any:
+        """Read a tokenizer by transformers."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(source)
+
+    def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
+        """Allocate zeros."""
+        spec = model.spec
+        return kv.new(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim, capacity, dtype=model.dtype)
+
+    def target_pass(
+        self,
+        target: Model[TargetSpec],
+        cache: kv.Cache,
+        tokens: np.ndarray,
+        *,
+        taps: tuple[int, ...],
+        head: bool,
+        exact_rows: bool,
+    ) -> TargetPass:
+        """See `decoder.target_pass`."""
+        del exact_rows
+        return target_pass(target, cache, tokens, taps=taps, head=head)
+
+    def draft_context(
+        self,
+        draft: Model[DraftSpec],
+        cache: kv.Cache,
+        features: np.ndarray,
+        counts: tuple[int, ...],
+        *,
+        exact_rows: bool,
+    ) -> kv.Cache:
+        """See `draft.draft_context`."""
+        del exact_rows
+        return draft_context(draft, cache, features, counts)
+
+    def draft_pass(
+        self,
+        draft: Model[DraftSpec],
+        target: Model[TargetSpec],
+        cache: kv.Cache,
+        block: np.ndarray,
+        *,
+        exact_rows: bool,
+    ) -> np.ndarray:
+        """See `draft.draft_pass`."""
+        del exact_rows
+        return draft_pass(draft, target, cache, block)
+
+    def select(self, family: kv.Family, counts: tuple[int, ...]) -> kv.Cache:
+        """New lengths over the same arrays."""
+        return kv.select(family, counts)
+
+    def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
+        """Read them off."""
+        return cache.lengths
+
+    def mark(self, cache: kv.Cache) -> kv.Cache:
+        """See `cache.mark`."""
+        return kv.mark(cache)
+
+    def rewind(self, cache: kv.Cache) -> kv.Cache:
+        """See `cache.rewind`."""
+        return kv.rewind(cache)
+
+    def split_rows(self, cache: kv.Cache) -> tuple[kv.Cache, ...]:
+        """See `cache.split`."""
+        return kv.split(cache)
+
+    def join_rows(self, caches: tuple[kv.Cache, ...]) -> kv.Cache:
+        """See `cache.join`."""
+        return kv.join(caches)
+
+    def reserve(self, cache: kv.Cache, capacity: int) -> kv.Cache:
+        """See `cache.reserve`."""
+        return kv.reserve(cache, capacity)
+
+    def asarray(self, values: np.ndarray, device: str) -> np.ndarray:
+        """Leave it as it is."""
+        del device
+        return np.asarray(values)
+
+    def to_numpy(self, array: np.ndarray) -> np.ndarray:
+        """Leave it as it is, but for bfloat16."""
+        return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def load() -> Port:
+    """Return the port; the registry calls this."""
+    return JaxPort()
