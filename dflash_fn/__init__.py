@@ -13,8 +13,8 @@ algorithm), `loop` (the driver), `policies` (what is kept),
 from dflash_fn.errors import DflashError
 from dflash_fn.load import load_pair, load_zoo
 from dflash_fn.loop import decode, rounds
-from dflash_fn.policies import Policy, match
 from dflash_fn.opening import extend, prefill
+from dflash_fn.policies import Policy, match
 from dflash_fn.records import (
     Branches,
     ContextFeatures,
@@ -27,6 +27,7 @@ from dflash_fn.records import (
     Verdict,
 )
 from dflash_fn.registry import get_port, port_names
+from dflash_fn.state_io import load_state, save_state
 from dflash_fn.steps import propose, select, step, verify
 
 __version__ = "0.1.0"
@@ -47,12 +48,14 @@ __all__ = [
     "extend",
     "get_port",
     "load_pair",
+    "load_state",
     "load_zoo",
     "match",
     "port_names",
     "prefill",
     "propose",
     "rounds",
+    "save_state",
     "select",
     "step",
     "verify",

@@ -19,6 +19,7 @@ __all__ = [
     "NonFiniteError",
     "PairMismatch",
     "PortError",
+    "StateFileError",
     "TappedLayerMismatch",
     "TargetLayersMismatch",
     "TokenizerMismatch",
@@ -94,6 +95,10 @@ class DownloadError(DflashError, OSError):
 
 class CacheFolderError(DflashError, OSError):
     """The cache folder cannot be written: no space, no permission."""
+
+
+class StateFileError(DflashError, ValueError):
+    """A saved state or trace that is damaged, of another pair, or in a newer format."""
 
 
 class NonFiniteError(DflashError, ArithmeticError):

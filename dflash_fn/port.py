@@ -7,6 +7,7 @@ V vocabulary, H hidden size, L tapped layers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from dflash_fn.config import DraftSpec, TargetSpec
+from dflash_fn.container import Bits
 from dflash_fn.records import Array, Cache, Model
 from dflash_fn.sources import Source
 
@@ -199,6 +201,45 @@ class Port(Protocol):
 
     def reserve(self, cache: Cache, capacity: int) -> Cache:
         """Return the same cache with room for `capacity` tokens a row, so that appending them copies nothing."""
+        ...
+
+    def to_bits(self, array: Array) -> Bits:
+        """Fetch an array to the host as a file holds it: bfloat16 as its bits in uint16."""
+        ...
+
+    def from_bits(self, bits: Bits, device: str) -> Array:
+        """Hand an array from a file to the port."""
+        ...
+
+    def export_cache(self, cache: Cache) -> dict[str, Bits]:
+        """Fetch what a cache sees, in the layout that all ports share.
+
+        Returns:
+            `{layer}.{row}.keys` and `{layer}.{row}.values`, each [length of the row, kv_heads, head_dim].
+        """
+        ...
+
+    def import_cache(
+        self,
+        model: Model[Any],
+        arrays: Mapping[str, Bits],
+        lengths: tuple[int, ...],
+        marks: tuple[int, ...],
+        capacity: int,
+    ) -> Cache:
+        """Return a cache that sees what `export_cache` fetched, on any port.
+
+        Args:
+            model: whose cache it is.
+            arrays: as `export_cache` returned them.
+            lengths: of the rows.
+            marks: lengths that `rewind` goes back to.
+            capacity: tokens a row to make room for.
+        """
+        ...
+
+    def raw_tensors(self, obj: Any) -> Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]:
+        """Go over the tensors of a model in memory, by name: (name, dtype as safetensors has it, shape, bytes)."""
         ...
 
     def asarray(self, values: np.ndarray, device: str) -> Array:

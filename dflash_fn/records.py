@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
     from dflash_fn.port import Port
+    from dflash_fn.sources import Source
 
 __all__ = [
     "Array",
@@ -62,12 +63,14 @@ class Model(Generic[Spec]):
         weights: the port's weight tree; read only.
         dtype: `float32`, `bfloat16` or `float16`.
         device: the port's name of the device, such as `cpu` or `cuda:0`.
+        source: where the weights came from; None for weights made by hand.
     """
 
     spec: Spec
     weights: Any
     dtype: str
     device: str
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from dflash_fn import errors
 from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
+from dflash_fn.container import Bits
 from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
@@ -24,6 +26,7 @@ from dflash_fn_torch.weights import read_draft, read_target
 
 __all__ = ["TorchPort", "load"]
 
+SHORT = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,12 +58,12 @@ class TorchPort:
         """Read a target; a module's own tensors are used as they are where dtype and device allow."""
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
-        return Model(spec, read_target(source, spec, _dtype(name), place), name, place)
+        return Model(spec, read_target(source, spec, _dtype(name), place), name, place, source)
 
     def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
         """Read a draft."""
         weights = read_draft(source, spec, _dtype(target.dtype), target.device)
-        return Model(spec, weights, target.dtype, target.device)
+        return Model(spec, weights, target.dtype, target.device, source)
 
     def load_tokenizer(self, source: str | Path) -> Any:
         """Read a tokenizer by transformers."""
@@ -140,6 +143,58 @@ class TorchPort:
         """Copy to the host; waits for the device."""
         array = array.detach()
         return (array.float() if array.dtype == torch.bfloat16 else array).cpu().numpy()
+
+    def to_bits(self, array: Tensor) -> Bits:
+        """Copy to the host; bfloat16 as uint16."""
+        name = str(array.dtype).removeprefix("torch.")
+        known = array.detach().cpu().contiguous()
+        return Bits(name, (known.view(torch.uint16) if name == "bfloat16" else known).numpy())
+
+    def from_bits(self, bits: Bits, device: str) -> Tensor:
+        """Copy to the device."""
+        known = torch.from_numpy(np.array(bits.values))
+        return (known.view(torch.bfloat16) if bits.dtype == "bfloat16" else known).to(device)
+
+    def export_cache(self, cache: kv.Cache) -> dict[str, Bits]:
+        """Copy the visible slots."""
+        buffer = cache.buffer
+        return {
+            f"{layer}.{row}.{kind}": self.to_bits(store[row, :, :length].transpose(0, 1))
+            for kind, stores in (("keys", buffer.keys), ("values", buffer.values))
+            for layer, store in enumerate(stores)
+            for row, length in enumerate(cache.lengths)
+        }
+
+    @torch.inference_mode()
+    def import_cache(
+        self,
+        model: Model[Any],
+        arrays: Mapping[str, Bits],
+        lengths: tuple[int, ...],
+        marks: tuple[int, ...],
+        capacity: int,
+    ) -> kv.Cache:
+        """Fill a buffer of one row after the other, and join them."""
+        rows = []
+        for row, length in enumerate(lengths):
+            cache = self.new_cache(model, capacity)
+            buffer = kv.append(cache, length).full.buffer
+            for layer in range(model.spec.num_layers):
+                for store, kind in ((buffer.keys[layer], "keys"), (buffer.values[layer], "values")):
+                    known = self.from_bits(arrays[f"{layer}.{row}.{kind}"], model.device)
+                    kv.write(store, (0,), known[None])
+            rows.append(kv.Cache(buffer, (length,), (marks[row],)))
+        return kv.join(tuple(rows))
+
+    def raw_tensors(self, obj: torch.nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], list[bytes]]]:
+        """Go over the state dict, less the names that share another's memory."""
+        seen = set()
+        for name, tensor in sorted(obj.state_dict().items()):
+            place = (tensor.data_ptr(), tensor.shape)
+            if place not in seen:
+                seen.add(place)
+                bits = self.to_bits(tensor)
+                yield name, SHORT[bits.dtype], tuple(tensor.shape), [np.ascontiguousarray(bits.values).tobytes()]
 
     def _device(self, source: Source, device: str | None) -> str:
         known = self.info().devices

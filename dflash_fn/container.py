@@ -1,0 +1,110 @@
+"""Files of records: safetensors with a versioned JSON header and a digest, written whole or not at all.
+
+Arrays are handed over as numpy arrays; bfloat16, which numpy does not have, as its bits in uint16 with the dtype named
+in the header. The digest covers header and arrays, so that a file that was cut or edited is told from a good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dflash_fn import errors
+
+__all__ = ["Bits", "read", "write"]
+
+VERSION = 1
+
+
+class Bits(NamedTuple):
+    """An array as a file holds it.
+
+    Attributes:
+        dtype: `float32`, `bfloat16`, `float16`, `float64`, `int64` ...
+        values: the array; of bfloat16, its bits as uint16.
+    """
+
+    dtype: str
+    values: np.ndarray
+
+
+def write(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str, Bits]) -> None:
+    """Write a file beside its place and move it there.
+
+    Args:
+        path: of the file; an existing one is replaced in one go.
+        kind: what the file holds, such as `state`; `read` asks for it.
+        header: anything that JSON can say.
+        arrays: by name.
+
+    Raises:
+        CacheFolderError: the folder is missing, full or read only; nothing half-written stays.
+    """
+    from safetensors.numpy import save
+
+    dtypes = {name: bits.dtype for name, bits in arrays.items()}
+    text = json.dumps({"kind": kind, "version": VERSION, "dtypes": dtypes, **header}, sort_keys=True)
+    values = {name: np.ascontiguousarray(bits.values) for name, bits in arrays.items()}
+    content = save(values, {"dflash_fn": text, "digest": _digest(text, values)})
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as made:
+            try:
+                made.write(content)
+                made.flush()
+                os.fsync(made.fileno())
+                Path(made.name).replace(path)
+            except BaseException:
+                Path(made.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise errors.CacheFolderError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Bits]]:
+    """Read a file that `write` wrote.
+
+    Raises:
+        StateFileError: no such file, not one of ours, another kind, a newer version, cut or edited.
+    """
+    metadata, values = _contents(path)
+    try:
+        text = metadata["dflash_fn"]
+        header = json.loads(text)
+    except (KeyError, json.JSONDecodeError):
+        raise errors.StateFileError(f"{path}: a safetensors file, but not one that dflash_fn wrote") from None
+    if header["kind"] != kind:
+        raise errors.StateFileError(f"{path}: holds a {header['kind']}, expected a {kind}")
+    if header["version"] > VERSION:
+        raise errors.StateFileError(
+            f"{path}: was written in format {header['version']}; this version of dflash_fn reads up to {VERSION}"
+        )
+    if metadata.get("digest") != _digest(text, values):
+        raise errors.StateFileError(f"{path}: was changed after it was written; its digest does not match")
+    return header, {name: Bits(header["dtypes"][name], array) for name, array in values.items()}
+
+
+def _contents(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as opened:
+            return opened.metadata() or {}, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise errors.StateFileError(f"{path}: no such file") from None
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise errors.StateFileError(f"{path}: not a whole file that dflash_fn wrote ({error})") from None
+
+
+def _digest(text: str, values: Mapping[str, np.ndarray]) -> str:
+    made = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(values):
+        made.update(f"{name} {values[name].dtype} {list(values[name].shape)} ".encode())
+        made.update(np.ascontiguousarray(values[name]).tobytes())
+    return made.hexdigest()
