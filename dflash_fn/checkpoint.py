@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from dflash_fn import errors
+from dflash_fn.config import DecoderSpec
 
-__all__ = ["Reader", "read_folder"]
+__all__ = ["Reader", "check_bits", "check_format", "read_folder"]
 
 IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old checkpoints carry and that follow from the config."""
@@ -91,3 +92,18 @@ def read_folder(
         except damage as error:
             raise errors.CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from None
     return tensors
+
+
+def check_format(port: str, name: str, spec: DecoderSpec, *known: str) -> None:
+    """Raise UnsupportedModel unless a checkpoint's matrices are plain floats, or in a `known` format."""
+    if spec.quantization is not None and spec.quantization not in known:
+        raise errors.UnsupportedModel(
+            f"{name}: its matrices are quantised in the format {spec.quantization!r}, which port {port} does not read; "
+            f"use the float checkpoint{', or the one in the format ' + known[0] if known else ''}"
+        )
+
+
+def check_bits(port: str, bits: int | None) -> None:
+    """Raise InputError where a port without quantised products is asked for them."""
+    if bits is not None:
+        raise errors.InputError(f"draft_bits: got {bits}; port {port} has no quantised products, leave it out")

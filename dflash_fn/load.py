@@ -27,6 +27,7 @@ def load_pair(
     dtype: str | None = None,
     device: str | None = None,
     tokenizer: Any = None,
+    draft_bits: int | None = None,
     name: str | None = None,
 ) -> Pair:
     """Load a target and its draft.
@@ -34,14 +35,16 @@ def load_pair(
     Everything that can be checked without weights is checked before any weight is read.
 
     Args:
-        target: a checkpoint folder, a hub id, or a model in memory (torch: a transformers model, which is read and
-            never changed; its weights are used where they are).
+        target: a checkpoint folder, a hub id, or a model in memory (torch: a transformers model, mlx: an mlx-lm model,
+            which has no stop ids), which is read and never changed; its weights are used where they are.
         draft: the same for a DFlash draft in upstream's format; None for plain decoding.
         port: a registered port's name, or a port.
         dtype: `float32`, `bfloat16` or `float16`; None takes float32 on a CPU, the checkpoint's own on an
             accelerator, and a model in memory's own.
         device: the port's name of a device; None takes its first, and a model in memory's own.
         tokenizer: a tokenizer, or a folder to read one from; None reads the target's folder if it holds one.
+        draft_bits: bits to round the draft's matrices to when they are read (mlx: 4 or 8, say), so that it is faster;
+            the text stays the target's. None leaves them as they are.
         name: for reports; None takes the target's.
 
     Raises:
@@ -51,6 +54,7 @@ def load_pair(
         HiddenSizeMismatch, VocabularyMismatch, TappedLayerMismatch, TargetLayersMismatch, MaskTokenMismatch,
         TokenizerMismatch: the parts do not fit each other.
         CheckpointError: weights that are missing, damaged or of other shapes.
+        InputError: what is neither folder, hub id nor model of the port, or what the port does not have.
     """
     engine = get_port(port) if isinstance(port, str) else port
     source = _resolved(engine, target, "target")
@@ -63,7 +67,9 @@ def load_pair(
     if words is not None:
         check_tokenizer(spec, words, draft_source)
     loaded = engine.load_target(source, spec, dtype=dtype, device=device)
-    guess = engine.load_draft(draft_source, draft_spec, loaded) if draft_source and draft_spec else None
+    if draft_source is None or draft_spec is None:
+        return Pair(loaded, None, engine, words, name or source.name)
+    guess = engine.load_draft(draft_source, draft_spec, loaded, bits=draft_bits)
     return Pair(loaded, guess, engine, words, name or source.name)
 
 
@@ -128,12 +134,15 @@ def check_tokenizer(target: TargetSpec, tokenizer: Any, draft: Source | None) ->
 
 
 def _resolved(port: Port, source: Any, role: str) -> Source:
-    if not isinstance(source, (str, Path)) and not port.claims(source):
+    if isinstance(source, (str, Path)):
+        return resolve(source, role=role)
+    config = port.config_of(source) if port.claims(source) else None
+    if config is None:
         raise errors.InputError(
             f"{role}: got an object of type {type(source).__name__}, which port {port.name} cannot read; "
-            "expected a folder, a hub id, or a model of that port's library"
+            "expected a folder, a hub id, or a model of that port's library that has its config with it"
         )
-    return resolve(source, role=role)
+    return Source(type(source).__name__, config, obj=source)
 
 
 def _tokenizer(port: Port, source: Source, given: Any) -> Any:

@@ -84,6 +84,10 @@ class Port(Protocol):
         """Whether `obj` is a model of the port's library in memory, which `load_target` or `load_draft` can read."""
         ...
 
+    def config_of(self, obj: Any) -> dict[str, Any] | None:
+        """Return what config.json would say of an object that the port claims; None where the object has no config."""
+        ...
+
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
     ) -> Model[TargetSpec]:
@@ -99,12 +103,22 @@ class Port(Protocol):
         Raises:
             CheckpointError: a tensor is missing, has another shape than the spec says, or cannot be read.
             InputError: an unknown dtype or device.
-            UnsupportedModel: the spec asks for a layer kind that this port does not run.
+            UnsupportedModel: the spec asks for a layer kind, or a format of weights, that this port does not run.
         """
         ...
 
-    def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
-        """Read a draft's weights, onto the target's device and in its dtype. Raises as `load_target` does."""
+    def load_draft(
+        self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
+    ) -> Model[DraftSpec]:
+        """Read a draft's weights, onto the target's device and in its dtype. Raises as `load_target` does.
+
+        Args:
+            source: as in `load_target`.
+            spec: the record parsed from its config.
+            target: the model that it drafts for.
+            bits: to round the draft's matrices to, on ports with quantised products; InputError on others. None
+                leaves them as they are.
+        """
         ...
 
     def load_tokenizer(self, source: str | Path) -> Any:

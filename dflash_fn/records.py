@@ -148,12 +148,14 @@ class Proposal:
         tokens: [R, B - 1] integer array of drafted tokens.
         q: [R, B - 1, V] the distributions that they were drawn from; None where the draft takes its argmax.
         draft_cache: the draft's cache after it read the pending context features; None without a draft.
+        logits: [R, B - 1, V] of the draft, for reports; None where no draft was asked.
         finite: [R] boolean array, False where a row's draft logits hold NaN or infinity; None if nothing was computed.
     """
 
     tokens: Array
     q: Array | None = None
     draft_cache: Cache | None = None
+    logits: Array | None = None
     finite: Array | None = None
 
 

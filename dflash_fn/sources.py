@@ -31,37 +31,29 @@ class Source:
     obj: Any = None
 
 
-def resolve(source: str | Path | object, *, role: str, revision: str | None = None) -> Source:
-    """Find a model and read its config; download it first where `source` is a hub id.
+def resolve(source: str | Path, *, role: str, revision: str | None = None) -> Source:
+    """Find a checkpoint and read its config; download it first where `source` is a hub id.
 
     Args:
-        source: a folder that holds config.json, a hub id such as `Qwen/Qwen3-8B`, or a model object with `.config`.
+        source: a folder that holds config.json, or a hub id such as `Qwen/Qwen3-8B`.
         role: `target` or `draft`, for messages.
         revision: branch, tag or commit of a hub id.
 
     Raises:
         CheckpointError: the folder holds no readable config.json.
         DownloadError: the hub cannot be reached, or has no such model.
-        InputError: none of the three.
+        InputError: neither of the two.
     """
-    if isinstance(source, (str, Path)):
-        path = Path(source).expanduser()
-        if path.is_dir():
-            return Source(str(source), read_config(path), folder=path)
-        if not looks_like_hub_id(str(source)):
-            raise errors.InputError(
-                f"{role}: got {str(source)!r}, which is no folder; expected a folder with config.json, "
-                "or a hub id such as 'Qwen/Qwen3-8B'"
-            )
-        folder = download(str(source), role=role, revision=revision)
-        return Source(str(source), read_config(folder), folder=folder)
-    config = getattr(source, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return Source(str(source), read_config(path), folder=path)
+    if not looks_like_hub_id(str(source)):
         raise errors.InputError(
-            f"{role}: got an object of type {type(source).__name__}; expected a folder, a hub id, "
-            "or a model object with a transformers config"
+            f"{role}: got {str(source)!r}, which is no folder; expected a folder with config.json, "
+            "or a hub id such as 'Qwen/Qwen3-8B'"
         )
-    return Source(type(source).__name__, config.to_dict(), obj=source)
+    folder = download(str(source), role=role, revision=revision)
+    return Source(str(source), read_config(folder), folder=folder)
 
 
 def looks_like_hub_id(name: str) -> bool:

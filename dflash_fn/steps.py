@@ -29,7 +29,7 @@ from dflash_fn.records import (
     StopReason,
 )
 
-__all__ = ["Room", "cut", "propose", "select", "step", "verify"]
+__all__ = ["Room", "cut", "judge", "propose", "select", "step", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def step(
     """
     proposal = propose(state, pair, block_size=block_size, proposer=proposer)
     branches = verify(state, pair, proposal)
-    drafted, kept = _judged(state, pair, policy, proposal, branches)
+    drafted, kept = judge(state, pair, policy, proposal, branches)
     cuts = [
         cut(tokens, stop_token_ids, limit) if reason is None else ((), None)
         for tokens, limit, reason in zip(kept, room, state.stop, strict=True)
@@ -181,10 +181,17 @@ def cut(tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room) -> tu
     return allowed, room.reason if len(allowed) == room.tokens else None
 
 
-def _judged(
+def judge(
     state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, branches: Branches
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[int, ...]]]:
-    """Return drafted tokens and kept tokens (the extra one included) a row, fetched from the device at once."""
+    """Ask the policy, and fetch from the device, all at once, what it decided.
+
+    Returns:
+        the drafted tokens, B - 1 a row; and the kept ones with the extra one, `num_accepted + 1` a row.
+
+    Raises:
+        NonFiniteError: the target's or the draft's logits hold NaN or infinity.
+    """
     xp, size = pair.port.xp, proposal.tokens.shape[1] + 1
     logits = branches.logits[:, :size]
     verdict = policy.rule(xp, proposal.tokens, logits, proposal.q, _uniforms(state, pair, policy, size))
@@ -251,7 +258,7 @@ def _drafted(state: DecodeState, pair: Pair, size: int, cache: Cache) -> Proposa
     block = xp.concat([_anchors(state, pair), pair.port.asarray(masks, pair.target.device)], axis=1)
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
     tokens = xp.astype(xp.argmax(logits, axis=-1), block.dtype)
-    return Proposal(tokens, draft_cache=cache, finite=_finite(xp, logits))
+    return Proposal(tokens, draft_cache=cache, logits=logits, finite=_finite(xp, logits))
 
 
 def _asked(proposer: Proposer, state: DecodeState, pair: Pair, size: int) -> Array:

@@ -84,16 +84,14 @@ def decoder_values(fields: Fields, family: str) -> dict[str, Any]:
         "attention_bias": fields.flag("attention_bias", False),
         "mlp_bias": fields.flag("mlp_bias", False),
         "dtype": dtype(fields),
+        "quantization": quantization(fields),
     }
 
 
 def refuse_options(fields: Fields) -> None:
-    """Refuse options that change what is computed, or how weights are stored, and that no decoder here knows."""
+    """Refuse options that change what is computed and that no decoder here knows."""
     if fields.has("hidden_act") and fields.values["hidden_act"] != "silu":
         raise fields.unsupported("hidden_act", "supported is silu")
-    for key in ("quantization_config", "quantization"):
-        if fields.has(key):
-            raise fields.unsupported(key, "quantised weights are not supported; use the float checkpoint")
     if fields.has("per_layer_config"):
         raise fields.unsupported("per_layer_config", "layers of different sizes are not supported")
 
@@ -162,3 +160,14 @@ def dtype(fields: Fields) -> str:
     if value not in DTYPES:
         raise fields.unsupported(key, f"supported are {', '.join(DTYPES)}")
     return value
+
+
+def quantization(fields: Fields) -> str | None:
+    """Name the format that matrices are stored in; mlx's has no name in config.json, and often stands there twice."""
+    key = "quantization" if fields.has("quantization") else "quantization_config"
+    table = fields.table(key)
+    if not table:
+        return None
+    if "quant_method" not in table and not {"group_size", "bits"} <= table.keys():
+        raise fields.unsupported(key, "quantised weights need a quant_method, or mlx's group_size and bits")
+    return str(table.get("quant_method", "mlx"))

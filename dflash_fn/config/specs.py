@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["DecoderSpec", "DraftSpec", "LayerKind", "RopeSpec", "TargetSpec"]
 
@@ -67,6 +67,7 @@ class DecoderSpec:
         attention_bias: whether the attention's projections have biases.
         mlp_bias: whether the MLP's projections have biases.
         dtype: the checkpoint's own, as config.json names it; `float32` where it does not.
+        quantization: how the matrices are stored: `mlx`, or the method that config.json names; None for plain floats.
     """
 
     family: str
@@ -85,6 +86,7 @@ class DecoderSpec:
     attention_bias: bool
     mlp_bias: bool
     dtype: str
+    quantization: str | None = field(default=None, kw_only=True)
 
     @property
     def num_layers(self) -> int:
