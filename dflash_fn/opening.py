@@ -26,7 +26,7 @@ def prefill(
     """Read prompts and return the state from which decoding starts.
 
     Every token but the last of each prompt goes into the caches, in chunks whose size and place depend only on the
-    position: whole chunks of `port.prefill_width`, then one that is padded to a power of two. So the same tokens
+    position: whole chunks of `port.prefill_width`, then one that is padded to one of a few sizes. So the same tokens
     give the same bits, whether they come at once or by `extend`.
 
     Args:
@@ -110,13 +110,18 @@ def _read(pair: Pair, ids: tuple[int, ...], target: Cache, draft: Cache | None) 
 
 def _read_chunk(pair: Pair, chunk: tuple[int, ...], target: Cache, draft: Cache | None) -> tuple[Cache, Cache | None]:
     port, count = pair.port, len(chunk)
-    padded = max(LEAST_CHUNK, 1 << (count - 1).bit_length())
+    padded = _padded(count)
     tokens = port.asarray(np.array([[*chunk, *[chunk[-1]] * (padded - count)]], dtype=np.int64), pair.target.device)
     taps = pair.draft.spec.target_layer_ids if pair.draft else ()
     made = port.target_pass(pair.target, target, tokens, taps=taps, head=False, exact_rows=False)
     if pair.draft:
         draft = port.draft_context(pair.draft, draft, made.features, (count,), exact_rows=False)
     return port.select(made.family, (count,)), draft
+
+
+def _padded(count: int) -> int:
+    """Return the size that a chunk is padded to: a power of two up to 32, then a multiple of it."""
+    return max(LEAST_CHUNK, min(1 << (count - 1).bit_length(), -(-count // 32) * 32))
 
 
 def _opening(

@@ -30,8 +30,8 @@ class Reach:
 
 def masks(
     reaches: set[Reach],
-    positions: Integer[Tensor, "rows slots"],
-    ends: Integer[Tensor, " rows"],
+    starts: Integer[Tensor, " rows"],
+    slots: int,
     keys: int,
     dtype: torch.dtype,
 ) -> dict[Reach, Float[Tensor, "rows slots keys"]]:
@@ -39,22 +39,21 @@ def masks(
 
     Args:
         reaches: what the layers need.
-        positions: of the queries.
-        ends: row r may see keys 0..ends[r] - 1.
+        starts: position of each row's first query.
+        slots: queries a row; a layer that is not causal sees the keys of all of them, and of all before.
         keys: attended slots; key n stands at position n.
         dtype: of the masks, the model's.
     """
-    key = torch.arange(keys, device=positions.device)
-    held = (key < ends[:, None])[:, None, :]
-    distance = positions[:, :, None] - key
+    key = torch.arange(keys, device=starts.device)
+    query = starts[:, None] + torch.arange(slots, device=starts.device)
+    distance = query[:, :, None] - key
     made = {}
     for reach in reaches:
-        seen = held
-        if reach.causal:
-            seen = seen & (distance >= 0)
+        last = query if reach.causal else query[:, -1:]
+        seen = (key <= last[:, :, None]).expand(-1, slots, -1)
         if reach.window is not None:
             seen = seen & (distance.abs() < reach.window)
-        made[reach] = torch.where(seen, 0.0, -torch.inf).to(dtype).expand(*positions.shape, keys)
+        made[reach] = torch.where(seen, 0.0, -torch.inf).to(dtype)
     return made
 
 
@@ -72,11 +71,11 @@ def attend(
     rows, slots, heads, dim = q.shape
     kv_heads, length = keys.shape[1], mask.shape[-1]
     group = heads // kv_heads
-    out = q.new_empty((rows, slots, kv_heads, group, dim))
+    out = []
     for row in range(rows):
         query = q[row].view(slots, kv_heads, group, dim).permute(2, 1, 0, 3)
         k = keys[row, :, :length].expand(group, kv_heads, length, dim)
         v = values[row, :, :length].expand(group, kv_heads, length, dim)
         y = F.scaled_dot_product_attention(query, k, v, attn_mask=mask[row])
-        out[row] = y.permute(2, 1, 0, 3)
-    return out.view(rows, slots, heads * dim)
+        out.append(y.permute(2, 1, 0, 3).reshape(1, slots, heads * dim))
+    return out[0] if rows == 1 else torch.cat(out)

@@ -176,9 +176,9 @@ def write(store: Tensor, starts: tuple[int, ...], rows: Tensor) -> None:
         store[row, :, start : start + size] = rows[row].transpose(0, 1)
 
 
-def attended(cache: Cache) -> int:
+def attended(cache: Cache, bucket: int = KV_BUCKET) -> int:
     """Return how many slots a pass attends to: the longest row, rounded up to the bucket."""
-    return min(_rounded(max(cache.lengths)), cache.buffer.capacity)
+    return min(-(-max(cache.lengths) // bucket) * bucket, cache.buffer.capacity)
 
 
 def _rounded(count: int) -> int:

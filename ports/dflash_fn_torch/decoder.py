@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float, Integer
@@ -13,10 +12,9 @@ from torch import Tensor
 from dflash_fn.config import DecoderSpec, LayerKind, TargetSpec
 from dflash_fn.port import TargetPass
 from dflash_fn.records import Model
-from dflash_fn.rope import rope_tables
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch.attention import Reach, attend, masks
-from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_tensors, rotate
+from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_at, rotate
 
 __all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_pass"]
 
@@ -28,7 +26,6 @@ class LayerWeights:
     Attributes:
         input_norm: [H].
         qkv: queries, keys and values, [(heads + 2 kv_heads) * dim, H].
-        kv: the keys' and values' part alone, for a draft's context; None in a target.
         qk_norm: [heads + kv_heads, dim], the heads' norm weights laid out a head a row; None without such norms.
         out: [H, heads * dim].
         post_norm: [H].
@@ -38,7 +35,6 @@ class LayerWeights:
 
     input_norm: Tensor
     qkv: Projection
-    kv: Projection | None
     qk_norm: Tensor | None
     out: Projection
     post_norm: Tensor
@@ -75,18 +71,16 @@ class Chunk:
     groups: int
 
 
-def chunk_at(spec: DecoderSpec, family: kv.Family, reaches: set[Reach], exact_rows: bool) -> Chunk:
+def chunk_at(
+    spec: DecoderSpec, family: kv.Family, reaches: set[Reach], exact_rows: bool, bucket: int = kv.KV_BUCKET
+) -> Chunk:
     """Prepare a pass over the slots that `family` claims, at the positions that follow its start."""
     starts, ends = family.start.lengths, family.full.lengths
     store = family.full.buffer.keys[0]
-    positions = np.asarray(starts)[:, None] + np.arange(ends[0] - starts[0])
-    cos, sin = rope_tensors(*rope_tables(spec.rope, positions), store.dtype, str(store.device))
+    slots = ends[0] - starts[0]
+    cos, sin = rope_at(spec.rope, starts, slots, store.dtype, str(store.device))
     made = masks(
-        reaches,
-        torch.from_numpy(positions).to(store.device),
-        torch.tensor(ends, device=store.device),
-        kv.attended(family.full),
-        store.dtype,
+        reaches, torch.tensor(starts, device=store.device), slots, kv.attended(family.full, bucket), store.dtype
     )
     return Chunk(family, cos, sin, made, len(starts) if exact_rows else 1)
 

@@ -18,6 +18,9 @@ from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
 
 __all__ = ["DraftWeights", "draft_context", "draft_pass"]
 
+BLOCK_BUCKET = 64
+"""Attended lengths of a block are multiples of this: a guess needs no bits that are the same at every length."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
@@ -26,12 +29,16 @@ class DraftWeights:
     Attributes:
         fuse: [H, L * H], what context features go through first (`fc` in checkpoints).
         context_norm: [H], and then through this (`hidden_norm`).
-        layers: the decoder layers.
+        context_kv: keys and values of all layers, which read the same features: [layers * 2 * kv_heads * dim, H].
+        context_k_norm: [layers * kv_heads, dim], the key heads' norm weights; None without such norms.
+        layers: the decoder layers, for the block.
         norm: [H], before the head.
     """
 
     fuse: Projection
     context_norm: Tensor
+    context_kv: Projection
+    context_k_norm: Tensor | None
     layers: tuple[LayerWeights, ...]
     norm: Tensor
 
@@ -53,15 +60,15 @@ def draft_context(
     chunk = chunk_at(spec, family, set(), exact_rows)
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
     context = rms_norm(fused, weights.context_norm, spec.norm_eps)
-    for index, layer in enumerate(weights.layers):
-        assert layer.kv is not None
-        heads = project(context, layer.kv, chunk.groups).contiguous().view(rows, slots, -1, spec.head_dim)
-        k, v = heads.chunk(2, dim=2)
-        if layer.qk_norm is not None:
-            k = rms_norm(k, layer.qk_norm[spec.num_heads :], spec.norm_eps)
-        buffer = family.full.buffer
-        kv.write(buffer.keys[index], cache.lengths, rotate(k, chunk.cos, chunk.sin))
-        kv.write(buffer.values[index], cache.lengths, v)
+    heads = project(context, weights.context_kv, chunk.groups).contiguous()
+    k, v = heads.view(rows, slots, spec.num_layers, 2, spec.num_kv_heads, spec.head_dim).unbind(3)
+    k = k.reshape(rows, slots, -1, spec.head_dim)
+    if weights.context_k_norm is not None:
+        k = rms_norm(k, weights.context_k_norm, spec.norm_eps)
+    k = rotate(k, chunk.cos, chunk.sin).view(v.shape)
+    for layer in range(spec.num_layers):
+        kv.write(family.full.buffer.keys[layer], cache.lengths, k[:, :, layer])
+        kv.write(family.full.buffer.values[layer], cache.lengths, v[:, :, layer])
     return kv.select(family, counts)
 
 
@@ -88,7 +95,7 @@ def draft_pass(
     owner: TargetWeights = target.weights
     reaches = draft_reaches(spec)
     # The block's own K and V are written behind the context and forgotten with this family.
-    chunk = chunk_at(spec, kv.append(cache, block.shape[1]), set(reaches), exact_rows)
+    chunk = chunk_at(spec, kv.append(cache, block.shape[1]), set(reaches), exact_rows, BLOCK_BUCKET)
     x = F.embedding(block, owner.embedding).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale

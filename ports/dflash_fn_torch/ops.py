@@ -11,7 +11,10 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Projection", "gated_mlp", "pack", "product", "project", "rms_norm", "rope_tensors", "rotate"]
+from dflash_fn.config import RopeSpec
+from dflash_fn.rope import rope_tables
+
+__all__ = ["Projection", "gated_mlp", "pack", "product", "project", "rms_norm", "rope_at", "rotate"]
 
 TYPICAL_TOKENS = 8
 """What oneDNN is told of the number of tokens when it lays out a weight; any number works."""
@@ -87,9 +90,9 @@ def rms_norm(
     x: Float[Tensor, "*batch size"], weight: Float[Tensor, "*parts size"], eps: float
 ) -> Float[Tensor, "*batch size"]:
     """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32, the weight applied in x's dtype as Llama does."""
-    h = x.float()
-    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)
-    return h.to(x.dtype) * weight
+    if x.dtype == torch.float32 and weight.dim() == 1:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype) * weight
 
 
 def rotate(
@@ -109,13 +112,20 @@ def gated_mlp(
     return project(F.silu(gate) * up, down, groups)
 
 
-def rope_tensors(
-    cos: Float[np.ndarray, "rows slots half"],
-    sin: Float[np.ndarray, "rows slots half"],
-    dtype: torch.dtype,
-    device: str,
+def rope_at(
+    rope: RopeSpec, starts: tuple[int, ...], slots: int, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor]:
-    """Hand numpy's float32 tables to torch in the form that `rotate` takes: [R, S, 1, dim] each."""
-    c = torch.from_numpy(cos)[:, :, None]
-    s = torch.from_numpy(sin)[:, :, None]
-    return torch.cat([c, c], -1).to(device, dtype), torch.cat([-s, s], -1).to(device, dtype)
+    """Return cos and sin of the positions from `starts[r]` on, [R, S, 1, dim] each, in the form that `rotate` takes."""
+    cos, sin = _rope_table(rope, 1 << max(10, (max(starts) + slots - 1).bit_length()), dtype, device)
+    if len(starts) == 1:
+        (first,) = starts
+        return cos[None, first : first + slots, None], sin[None, first : first + slots, None]
+    rows = [slice(first, first + slots) for first in starts]
+    return torch.stack([cos[row] for row in rows])[:, :, None], torch.stack([sin[row] for row in rows])[:, :, None]
+
+
+@functools.lru_cache(maxsize=16)
+def _rope_table(rope: RopeSpec, positions: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Hand the host's float32 tables to torch, [positions, dim] each; a memo of a function of the arguments."""
+    cos, sin = (torch.from_numpy(table) for table in rope_tables(rope, np.arange(positions)))
+    return torch.cat([cos, cos], -1).to(device, dtype), torch.cat([-sin, sin], -1).to(device, dtype)

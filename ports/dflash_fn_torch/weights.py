@@ -80,7 +80,9 @@ def read_draft(source: Source, spec: DraftSpec, dtype: torch.dtype, device: str)
     layers = tuple(_read_layer(reader, spec, f"layers.{i}") for i in range(spec.num_layers))
     norm = reader.take("norm.weight", hidden)
     reader.finish()
-    return DraftWeights(fuse, context_norm, layers, norm)
+    return DraftWeights(
+        fuse, context_norm, _packed(_context_kv(reader, spec)), _context_k_norm(spec, layers), layers, norm
+    )
 
 
 def _read_layer(reader: Reader[Tensor], spec: DecoderSpec, prefix: str) -> LayerWeights:
@@ -93,7 +95,6 @@ def _read_layer(reader: Reader[Tensor], spec: DecoderSpec, prefix: str) -> Layer
     return LayerWeights(
         input_norm=reader.take(f"{prefix}.input_layernorm.weight", hidden),
         qkv=_packed(qkv),
-        kv=_packed(_without_queries(qkv, queries)) if isinstance(spec, DraftSpec) else None,
         qk_norm=_qk_norm(reader, spec, attention) if spec.qk_norm else None,
         out=_packed(_projection(reader, attention, {"o_proj": hidden}, queries, bias=spec.attention_bias)),
         post_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", hidden),
@@ -115,9 +116,16 @@ def _packed(projection: Projection) -> Projection:
     return Projection(tuple(pack(weight) for weight in projection.weights), projection.bias)
 
 
-def _without_queries(qkv: Projection, queries: int) -> Projection:
-    weights = (qkv.weights[0][queries:],) if len(qkv.weights) == 1 else qkv.weights[1:]
-    return Projection(weights, None if qkv.bias is None else qkv.bias[queries:])
+def _context_kv(reader: Reader[Tensor], spec: DraftSpec) -> Projection:
+    """Return the keys' and values' matrices of all layers once more, as one projection of the context."""
+    size = spec.num_kv_heads * spec.head_dim
+    outputs = {f"{i}.self_attn.{name}": size for i in range(spec.num_layers) for name in ("k_proj", "v_proj")}
+    return _projection(reader, "layers", outputs, spec.hidden_size, bias=spec.attention_bias)
+
+
+def _context_k_norm(spec: DraftSpec, layers: tuple[LayerWeights, ...]) -> Tensor | None:
+    norms = [layer.qk_norm[spec.num_heads :] for layer in layers if layer.qk_norm is not None]
+    return torch.cat(norms) if norms else None
 
 
 def _qk_norm(reader: Reader[Tensor], spec: DecoderSpec, attention: str) -> Tensor:
