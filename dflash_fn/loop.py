@@ -57,7 +57,7 @@ def decode(
         >>> len(dflash_fn.decode(state, pair, max_new_tokens=8).tokens[0]) - len(state.tokens[0])
         8
     """
-    last = _reopened(state)
+    last = _reopened(state, pair)
     for last, _ in rounds(  # noqa: B007 (the value is used after the loop)
         state,
         pair,
@@ -89,7 +89,7 @@ def rounds(
     budget = inputs.check_count("max_new_tokens", max_new_tokens, least=0)
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
     size = inputs.check_block_size(pair, block_size, state.width)
-    return _rounds(_reopened(state), pair, policy or match(), budget, stop_ids, size, proposer)
+    return _rounds(_reopened(state, pair), pair, policy or match(), budget, stop_ids, size, proposer)
 
 
 def _rounds(
@@ -120,9 +120,13 @@ def _room(pair: Pair, ids: tuple[int, ...], begun: int, budget: int) -> Room:
     return Room(left, StopReason.MAX_NEW_TOKENS) if left <= space else Room(space, StopReason.CONTEXT)
 
 
-def _reopened(state: DecodeState) -> DecodeState:
-    """Let rows go on that had only spent an earlier budget."""
-    stop = tuple(None if reason is StopReason.MAX_NEW_TOKENS else reason for reason in state.stop)
+def _reopened(state: DecodeState, pair: Pair) -> DecodeState:
+    """Let rows go on that had only spent an earlier budget, unless it took them to the end of the context."""
+    full = pair.target.spec.max_context
+    stop = tuple(
+        reason if reason is not StopReason.MAX_NEW_TOKENS else StopReason.CONTEXT if len(ids) >= full else None
+        for ids, reason in zip(state.tokens, state.stop, strict=True)
+    )
     return replace(state, stop=stop)
 
 

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dflash_fn import errors
 from dflash_fn.checkpoint import Reader, read_folder
 from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
 from dflash_fn.sources import Source
@@ -53,7 +54,12 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
 
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
+        UnsupportedModel: heads of a size that attention kernels do not treat alike in every slot.
     """
+    if spec.head_dim % 4:
+        raise errors.UnsupportedModel(
+            f"{source.name}: got head_dim {spec.head_dim}; port torch runs heads whose size is a multiple of 4"
+        )
     reader = open_reader(source, dtype, device)
     embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_read_layer(reader, spec, f"model.layers.{i}") for i in range(spec.num_layers))
