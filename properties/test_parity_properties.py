@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from dflash_fn import load_pair
-from tests.helpers.parity_models import CONFIGS, LINEAR, LLAMA3, YARN, in_dtype, random_model, said_by_port
-from tests.helpers.parity_models import said_by_transformers
+from tests.helpers.parity_models import (
+    CONFIGS,
+    LINEAR,
+    LLAMA3,
+    YARN,
+    distance,
+    in_dtype,
+    random_model,
+    said_by_port,
+    said_by_transformers,
+)
 from tests.tolerances import UNIT, bound
 
 ROPES = [None, LINEAR, LLAMA3, YARN]
@@ -19,7 +24,7 @@ OPTIONS = {
     "num_hidden_layers": st.integers(1, 4),
     "intermediate_size": st.sampled_from([8, 24, 64]),
     "head_dim": st.sampled_from([2, 8, 10, 16]),
-    "vocab_size": st.integers(2, 70),
+    "vocab_size": st.integers(8, 70),
     "rms_norm_eps": st.sampled_from([1e-6, 1e-5, 1e-2]),
     "tie_word_embeddings": st.booleans(),
     "attention_bias": st.booleans(),
@@ -27,25 +32,33 @@ OPTIONS = {
 }
 OWN_OPTIONS = {
     "llama": {"mlp_bias": st.booleans()},
-    "qwen3": {"use_sliding_window": st.booleans(), "sliding_window": st.integers(1, 9), "max_window_layers": st.just(1)},
+    "qwen3": {
+        "use_sliding_window": st.booleans(),
+        "sliding_window": st.integers(1, 9),
+        "max_window_layers": st.just(1),
+    },
 }
 
 
 @st.composite
 def configs(draw):
-    """A config of transformers: any mix of what the decoder runs, with products about as large as their input."""
+    """A config of transformers: any mix of what the decoder runs, with products about as large as their input.
+
+    The hidden size is 16 or more: a state of few numbers may come near zero, and a norm then magnifies its error.
+    """
     family = draw(st.sampled_from(sorted(CONFIGS)))
-    kv_heads, group, columns = draw(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 6)))
+    kv_heads, group = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
     heads = kv_heads * group
+    least = -(-16 // heads)
+    hidden = heads * draw(st.integers(least, least + 8))
     options = draw(st.fixed_dictionaries({**OPTIONS, **OWN_OPTIONS[family]}))
-    hidden = heads * 2 * columns
     return CONFIGS[family](
         **options,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         initializer_range=hidden**-0.5,
-        max_position_embeddings=256,
+        max_position_embeddings=1024,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,

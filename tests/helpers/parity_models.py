@@ -6,15 +6,19 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+import pytest
 
 from dflash_fn.records import Model, Pair
 
-CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CONFIGS: dict[str, Any] = {"llama": transformers.LlamaConfig, "qwen3": transformers.Qwen3Config}
 MASK_TOKEN = 3
 
 SIZES = {
@@ -41,7 +45,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 BIASES = {"attention_bias": True}
 SLIDING = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2}
@@ -92,7 +96,7 @@ def tiny_target(name: str, seed: int, **changes: Any) -> Any:
 def random_model(config: Any, seed: int) -> Any:
     """Build a causal language model whose every weight is random, those of norms and biases too."""
     torch.manual_seed(seed)
-    return scattered(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), seed)
+    return scattered(transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval(), seed)
 
 
 def scattered(model: Any, seed: int) -> Any:
@@ -111,7 +115,7 @@ def tiny_draft(upstream: ModuleType, name: str, target: Any, seed: int, block_si
     sizes = {**SIZES, "num_hidden_layers": 3, "hidden_size": target.config.hidden_size}
     block = {"mask_token_id": MASK_TOKEN, "target_layer_ids": [0, 2, depth - 1]}
     options = {"num_target_layers": depth, "block_size": block_size, "dflash_config": block}
-    config = Qwen3Config(**{**sizes, **options, **DRAFTS[name], **changes})
+    config = transformers.Qwen3Config(**{**sizes, **options, **DRAFTS[name], **changes})
     torch.manual_seed(seed)
     return scattered(upstream.DFlashDraftModel(config).eval(), seed)
 
@@ -173,10 +177,24 @@ def said_by_port(pair: Pair, ids: Sequence[int], chunks: Sequence[int]) -> Said:
         tokens = torch.tensor([ids[first : first + size]])
         made = port.target_pass(target, cache, tokens, taps=taps, head=True, exact_rows=False)
         cache, first = port.select(made.family, (size,)), first + size
+        assert made.features is not None
+        assert made.logits is not None
         features.append(made.features[0])
         logits.append(made.logits[0])
     assert first == len(ids)
     return Said(torch.cat(features).chunk(len(taps), dim=-1), torch.cat(logits))
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference of two [T, N] tensors, relative to the largest magnitude in its row."""
+    mine, other = ours.double(), theirs.double()
+    return float(((mine - other).abs() / other.abs().amax(dim=-1, keepdim=True)).max())
+
+
+def rms_distance(ours: Tensor, theirs: Tensor) -> float:
+    """Return the root mean square of the same relative differences."""
+    mine, other = ours.double(), theirs.double()
+    return float(((mine - other) / other.abs().amax(dim=-1, keepdim=True)).square().mean().sqrt())
 
 
 def in_dtype(model: Any, dtype: str) -> Any:

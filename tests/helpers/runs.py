@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,22 +78,10 @@ def differing(left: np.ndarray, right: np.ndarray) -> list[int]:
     return [index for index, (a, b) in enumerate(zip(left, right, strict=True)) if a.tobytes() != b.tobytes()]
 
 
-def _buffer_slots(port: Port, cache: Any) -> list[np.ndarray]:
-    """Torch: every layer's K and V, the slots below each row's length."""
-    stores = [*cache.buffer.keys, *cache.buffer.values]
-    return [
-        fetch(port, store[row, :, :length]).copy() for store in stores for row, length in enumerate(cache.lengths)
-    ]
-
-
-READERS: dict[str, Callable[[Port, Any], list[np.ndarray]]] = {"torch": _buffer_slots}
-"""How to look inside a cache, for ports where that is known; caches are opaque to everything else."""
-
-
 def visible(port: Port, cache: Cache) -> list[np.ndarray]:
-    """Return what a cache sees, row by row; where nobody knows how to look inside it, its lengths alone."""
-    read = READERS.get(port.name)
-    return [np.array(port.lengths(cache)), *(read(port, cache) if read else [])]
+    """Return what a cache sees: its lengths, then K and V by layer and row, [length, heads, dim] each."""
+    held = port.export_cache(cache)
+    return [np.array(port.lengths(cache)), *(np.array(held[name].values) for name in sorted(held))]
 
 
 def probe(state: DecodeState, pair: Pair) -> list[np.ndarray]:

@@ -1,0 +1,55 @@
+"""The torch port where oneDNN packs nothing, as on processors that it does not know: the same contract, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dflash_fn
+from tests.helpers import proposers
+from tests.helpers.runs import decode_plainly, differing, run
+from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
+
+ops = pytest.importorskip("dflash_fn_torch.ops", exc_type=ImportError)
+weights = pytest.importorskip("dflash_fn_torch.weights", exc_type=ImportError)
+
+ODD = pytest.mark.xfail(reason="torch.mm(w, x.t()) sums the last columns of an odd width in another order")
+LAYOUT = pytest.mark.xfail(reason="torch.mm(w, x.t()) depends on whether x lies row by row or column by column")
+DESIGN = DraftDesign(target=TargetDesign(inner=64, hidden=64, head_dim=16), block_size=4)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dflash_fn.Pair]:
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("unpacked"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "packs", lambda dtype: False)
+        port = dflash_fn.get_port("torch")
+        return {dtype: checkpoints.pair(port, DESIGN, dtype) for dtype in ("float32", "bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        pytest.param(dtype, width, marks=ODD if dtype == "float32" and width in (5, 6, 7, 9, 10, 11) else ())
+        for dtype in ("float32", "bfloat16")
+        for width in range(1, 17)
+    ],
+)
+def test_bits_hold_at_every_width(pairs: dict[str, dflash_fn.Pair], dtype: str, width: int) -> None:
+    pair = pairs[dtype]
+    prompt = np.random.default_rng(0).integers(0, 48, 9).tolist()
+    expected = decode_plainly(dflash_fn.prefill(pair, prompt, width=width), pair, 16)
+    proposer = proposers.corrupted([[*prompt, *expected.emitted[0]]], seed=5, rate=0.15)
+    state = dflash_fn.prefill(pair, prompt, width=width)
+    found = run(state, pair, max_new_tokens=16, block_size=width, proposer=proposer)
+    assert found.emitted == expected.emitted
+    assert differing(found.logits[0], expected.logits[0]) == []
+
+
+@pytest.mark.parametrize("width", [pytest.param(4, marks=LAYOUT), pytest.param(8, marks=LAYOUT), 16])
+def test_exact_rows_have_the_bits_of_their_single_row_runs(pairs: dict[str, dflash_fn.Pair], width: int) -> None:
+    pair, prompts = pairs["float32"], [[5, 9, 2], [7, 4, 11, 3, 30, 8, 1]]
+    together = run(dflash_fn.prefill(pair, prompts, width=width, exact_rows=True), pair, max_new_tokens=8)
+    for row, ids in enumerate(prompts):
+        alone = run(dflash_fn.prefill(pair, ids, width=width), pair, max_new_tokens=8)
+        assert differing(together.logits[row], alone.logits[0]) == []
