@@ -80,6 +80,10 @@ class Port(Protocol):
         """Say what this port runs on."""
         ...
 
+    def peak_memory(self) -> float:
+        """Return the most memory that the process has held so far, in GB: the accelerator's where one is in use."""
+        ...
+
     def claims(self, obj: object) -> bool:
         """Whether `obj` is a model of the port's library in memory, which `load_target` or `load_draft` can read."""
         ...

@@ -1,4 +1,4 @@
-"""Attention of one token over a cache that already holds the chunk's own K and V."""
+"""Attention of one token over keys and values that already hold the chunk's own."""
 
 from __future__ import annotations
 
@@ -30,46 +30,42 @@ class Reach:
     window: int | None
 
 
-def spans(
-    reach: Reach, positions: Int[np.ndarray, "rows slots"], ends: Int[np.ndarray, " rows"]
-) -> Int[np.ndarray, "rows slots 2"]:
-    """Return the first key that each query sees, and the one after the last.
+def spans(reach: Reach, positions: Int[np.ndarray, " slots"]) -> Int[np.ndarray, "slots 2"]:
+    """Return the first key that each query of a chunk sees, and the one after the last.
 
     Args:
         reach: what the layer lets them see.
-        positions: of the queries.
-        ends: row r may see keys 0..ends[r] - 1.
+        positions: of the queries, one after another; the last is the last key that there is.
     """
-    window = reach.window or int(ends.max())
+    end = positions[-1] + 1
+    window = reach.window or end
     first = np.maximum(positions - window + 1, 0)
-    beyond = positions + (1 if reach.causal else window)
-    return np.stack([first, np.minimum(beyond, ends[:, None])], axis=-1).astype(np.int32)
+    return np.stack([first, np.minimum(positions + (1 if reach.causal else window), end)], axis=-1)
 
 
 def attend(
     q: Float[Array, "heads dim"],
-    keys: Float[Array, "rows capacity kv_heads dim"],
-    values: Float[Array, "rows capacity kv_heads dim"],
-    row: Int[Array, ""],
+    keys: Float[Array, "capacity kv_heads dim"],
+    values: Float[Array, "capacity kv_heads dim"],
     span: Int[Array, " 2"],
 ) -> Float[Array, " heads*dim"]:
-    """Return softmax(q k / sqrt(dim)) v over the keys of a row's span.
+    """Return softmax(q k / sqrt(dim)) v over the keys of a span.
 
     A block of keys at a time, with the running maximum and sum of Milakov and Gimelshein 1805.02867, so that the
     order of the sums depends on the keys' positions and on nothing else.
     """
     heads, dim = q.shape
-    kv_heads, high = keys.shape[2], jax.lax.Precision.HIGHEST
+    kv_heads, high = keys.shape[1], jax.lax.Precision.HIGHEST
     q = q.reshape(kv_heads, heads // kv_heads, dim).astype(wide(q.dtype))
-    places = jnp.arange(BLOCK, dtype=jnp.int32)
 
     def block(index, carry):
         peak, total, mixed = carry
-        seen = (index * BLOCK + places >= span[0]) & (index * BLOCK + places < span[1])
-        k, v = _block_of(keys, row, index), _block_of(values, row, index)
-        scores = jnp.einsum("hgd,nhd->hgn", q, k.astype(q.dtype), precision=high) * dim**-0.5
+        places = index * BLOCK + jnp.arange(BLOCK, dtype=jnp.int32)
+        seen = (places >= span[0]) & (places < span[1])
+        k, v = (jax.lax.dynamic_slice_in_dim(store, index * BLOCK, BLOCK).astype(q.dtype) for store in (keys, values))
+        scores = jnp.einsum("hgd,nhd->hgn", q, k, precision=high) * dim**-0.5
         scores = jnp.where(seen, scores, -jnp.inf)
-        v = jnp.where(seen[:, None, None], v, 0).astype(q.dtype)  # what lies beyond may be NaN, and 0 * NaN is NaN
+        v = jnp.where(seen[:, None, None], v, 0)  # what lies beyond may be NaN, and 0 * NaN is NaN
         top = jnp.maximum(peak, jnp.max(scores, axis=-1))
         shrink, weights = jnp.exp(peak - top), jnp.exp(scores - top[..., None])
         added = jnp.einsum("hgn,nhd->hgd", weights, v, precision=high)
@@ -79,10 +75,3 @@ def attend(
     start = (zeros - jnp.inf, zeros, jnp.zeros_like(q))
     _, total, mixed = jax.lax.fori_loop(span[0] // BLOCK, (span[1] + BLOCK - 1) // BLOCK, block, start)
     return (mixed / total[..., None]).astype(keys.dtype).reshape(heads * dim)
-
-
-def _block_of(
-    store: Float[Array, "rows capacity kv_heads dim"], row: Int[Array, ""], index: Int[Array, ""]
-) -> Float[Array, "block kv_heads dim"]:
-    zero = jnp.zeros_like(index)
-    return jax.lax.dynamic_slice(store, (row, index * BLOCK, zero, zero), (1, BLOCK, *store.shape[2:]))[0]

@@ -1,4 +1,4 @@
-"""K/V caches: arrays that nobody can change, and how many of their slots each row sees.
+"""K/V caches: a row holds arrays that nobody can change, and how many of their slots it sees; a cache is its rows.
 
 Slots beyond a row's length hold whatever an earlier pass left there; no query sees them.
 """
@@ -7,124 +7,90 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dflash_fn_jax.ops import scope
 
-__all__ = ["Cache", "Family", "family", "join", "mark", "new", "reserve", "rewind", "roomy", "select", "split"]
+__all__ = ["Cache", "Family", "Row", "append", "mark", "new", "reserve", "rewind", "select"]
 
 LEAST_CAPACITY = 512
 """Capacities are this times a power of two: every other one would be compiled for anew."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Cache:
-    """What a model remembers of R rows.
+class Row:
+    """What a model remembers of one row.
 
     Attributes:
-        keys: one [R, N, Hkv, D] array a layer.
+        keys: one [N, Hkv, D] array a layer.
         values: the same.
-        lengths: tokens that each row sees.
-        marks: lengths that `rewind` goes back to.
+        length: tokens that the row sees.
+        mark: the length that `rewind` goes back to.
     """
 
-    keys: tuple[Float[Array, "rows capacity kv_heads dim"], ...]
-    values: tuple[Float[Array, "rows capacity kv_heads dim"], ...]
-    lengths: tuple[int, ...]
-    marks: tuple[int, ...]
+    keys: tuple[Float[Array, "capacity kv_heads dim"], ...]
+    values: tuple[Float[Array, "capacity kv_heads dim"], ...]
+    length: int = 0
+    mark: int = 0
 
     @property
     def capacity(self) -> int:
-        """Slots a row, N."""
-        return self.keys[0].shape[1]
+        """Slots, N."""
+        return self.keys[0].shape[0]
 
-    @property
-    def dtype(self) -> str:
-        """Of keys and values."""
-        return str(self.keys[0].dtype)
+
+Cache: TypeAlias = tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The caches after 0..S more tokens: `full` holds all of them, `starts` is where they begin in each row."""
+    """The caches after 0..S more tokens: `full` holds all of them, `start` is what they were added to."""
 
-    starts: tuple[int, ...]
+    start: Cache
     full: Cache
 
 
-def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: str) -> Cache:
-    """Return an empty cache of [rows, capacity rounded up, heads, dim] for each layer."""
+def new(layers: int, heads: int, dim: int, capacity: int, *, dtype: str) -> Row:
+    """Return an empty row of [capacity rounded up, heads, dim] for each layer."""
     with scope(dtype):
-        zeros = jnp.zeros((rows, _rounded(capacity), heads, dim), dtype)
-    return Cache((zeros,) * layers, (zeros,) * layers, (0,) * rows, (0,) * rows)
+        zeros = (jnp.zeros((_rounded(capacity), heads, dim), dtype),) * layers
+    return Row(zeros, zeros)
 
 
-def roomy(cache: Cache, count: int) -> Cache:
-    """Return the same cache with room for `count` more tokens in every row."""
-    return reserve(cache, max(cache.lengths) + count)
-
-
-def family(cache: Cache, count: int, keys: Sequence[Array], values: Sequence[Array]) -> Family:
-    """Return the caches after up to `count` more tokens, whose K and V are in these arrays."""
-    lengths = tuple(length + count for length in cache.lengths)
-    return Family(cache.lengths, Cache(tuple(keys), tuple(values), lengths, cache.marks))
+def append(row: Row, count: int, keys: Sequence[Array], values: Sequence[Array]) -> Row:
+    """Return the row after `count` more tokens, whose K and V are in these arrays."""
+    return Row(tuple(keys), tuple(values), row.length + count, row.mark)
 
 
 def select(family: Family, counts: tuple[int, ...]) -> Cache:
     """Return the cache after the first `counts[r]` tokens of each row r."""
-    lengths = tuple(start + count for start, count in zip(family.starts, counts, strict=True))
-    return replace(family.full, lengths=lengths)
+    parts = zip(family.start, family.full, counts, strict=True)
+    return tuple(replace(full, length=start.length + count) for start, full, count in parts)
 
 
 def mark(cache: Cache) -> Cache:
     """Return the same cache, marked at its present lengths."""
-    return replace(cache, marks=cache.lengths)
+    return tuple(replace(row, mark=row.length) for row in cache)
 
 
 def rewind(cache: Cache) -> Cache:
     """Return the cache as it was at its marks."""
-    return replace(cache, lengths=cache.marks)
+    return tuple(replace(row, length=row.mark) for row in cache)
 
 
-def reserve(cache: Cache, capacity: int) -> Cache:
-    """Return the same cache in arrays of at least `capacity` slots."""
-    if capacity <= cache.capacity:
-        return cache
-    extra = ((0, 0), (0, _rounded(capacity) - cache.capacity), (0, 0), (0, 0))
-    with scope(cache.dtype):
-        keys, values = (tuple(jnp.pad(store, extra) for store in stores) for stores in (cache.keys, cache.values))
-    return replace(cache, keys=keys, values=values)
-
-
-def split(cache: Cache) -> tuple[Cache, ...]:
-    """Return one cache a row."""
-    if len(cache.lengths) == 1:
-        return (cache,)
-    with scope(cache.dtype):
-        return tuple(_row(cache, row) for row in range(len(cache.lengths)))
-
-
-def join(caches: tuple[Cache, ...]) -> Cache:
-    """Return one cache of all the rows."""
-    if len(caches) == 1:
-        return caches[0]
-    capacity = max(cache.capacity for cache in caches)
-    caches = tuple(reserve(cache, capacity) for cache in caches)
-    lengths = tuple(length for cache in caches for length in cache.lengths)
-    marks = tuple(point for cache in caches for point in cache.marks)
-    with scope(caches[0].dtype):
-        keys = tuple(jnp.concatenate(parts) for parts in zip(*(cache.keys for cache in caches), strict=True))
-        values = tuple(jnp.concatenate(parts) for parts in zip(*(cache.values for cache in caches), strict=True))
-    return Cache(keys, values, lengths, marks)
+def reserve(row: Row, capacity: int) -> Row:
+    """Return the same row in arrays of at least `capacity` slots."""
+    if capacity <= row.capacity:
+        return row
+    extra = ((0, _rounded(capacity) - row.capacity), (0, 0), (0, 0))
+    with scope(str(row.keys[0].dtype)):
+        keys, values = (tuple(jnp.pad(store, extra) for store in stores) for stores in (row.keys, row.values))
+    return replace(row, keys=keys, values=values)
 
 
 def _rounded(count: int) -> int:
     blocks = max(1, -(-count // LEAST_CAPACITY))
     return LEAST_CAPACITY << (blocks - 1).bit_length()
-
-
-def _row(cache: Cache, row: int) -> Cache:
-    keys, values = (tuple(store[row : row + 1] for store in stores) for stores in (cache.keys, cache.values))
-    return Cache(keys, values, (cache.lengths[row],), (cache.marks[row],))

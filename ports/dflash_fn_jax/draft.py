@@ -19,10 +19,9 @@ from dflash_fn_jax.decoder import (
     context_heads,
     embed,
     layer_pass,
-    positions_after,
     write,
 )
-from dflash_fn_jax.ops import Projection, each, own, product, project, rms_norm, scope
+from dflash_fn_jax.ops import Norm, Projection, each, own, padded, product, project, rms_norm, scope
 
 __all__ = ["DraftWeights", "draft_context", "draft_pass"]
 
@@ -32,37 +31,15 @@ class DraftWeights(eqx.Module):
 
     Attributes:
         fuse: [H, L * H], what context features go through first (`fc` in checkpoints).
-        context_norm: [H], and then through this (`hidden_norm`).
+        context_norm: and then through this (`hidden_norm`).
         layers: the decoder layers.
-        norm: [H], before the head.
+        norm: before the head.
     """
 
     fuse: Projection
-    context_norm: Array
+    context_norm: Norm
     layers: tuple[LayerWeights, ...]
-    norm: Array
-
-
-@eqx.filter_jit
-def fuse(
-    spec: DraftSpec, weights: DraftWeights, features: Float[Array, "tokens tapped"]
-) -> Float[Array, "tokens hidden"]:
-    """Make one vector of a token's tapped hidden states."""
-    return each(lambda x: rms_norm(project(weights.fuse, x), weights.context_norm, spec.norm_eps), features)
-
-
-@eqx.filter_jit
-def layer_context(
-    spec: DraftSpec,
-    weights: LayerWeights,
-    chunk: Chunk,
-    context: Float[Array, "tokens hidden"],
-    keys: Array,
-    values: Array,
-) -> tuple[Array, Array]:
-    """Return a layer's keys and values with those of the context at their positions."""
-    k, v = each(lambda token: context_heads(spec, weights, *token), (context, chunk.cos, chunk.sin))
-    return write(keys, chunk, k), write(values, chunk, v)
+    norm: Norm
 
 
 def draft_context(
@@ -72,17 +49,45 @@ def draft_context(
     counts: tuple[int, ...],
 ) -> kv.Cache:
     """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
-    spec: DraftSpec = draft.spec
-    weights: DraftWeights = draft.weights
-    rows, slots, width = features.shape
-    cache = kv.roomy(cache, slots)
-    keys, values = list(cache.keys), list(cache.values)
     with scope(draft.dtype):
-        chunk = chunk_at(spec, positions_after(cache.lengths, slots), draft.dtype)
-        context = fuse(spec, weights, own(features.reshape(rows * slots, width)))
-        for i, layer in enumerate(weights.layers):
-            keys[i], values[i] = layer_context(spec, layer, chunk, context, keys[i], values[i])
-    return kv.select(kv.family(cache, slots, keys, values), counts)
+        parts = zip(cache, features, counts, strict=True)
+        return tuple(row_context(draft, row, known[:count]) for row, known, count in parts)
+
+
+def row_context(draft: Model[DraftSpec], row: kv.Row, features: Float[np.ndarray, "slots tapped"]) -> kv.Row:
+    """Return a row after these tokens' features."""
+    weights: DraftWeights = draft.weights
+    count = len(features)
+    if count == 0:
+        return row
+    row = kv.reserve(row, row.length + count)
+    keys, values = list(row.keys), list(row.values)
+    chunk = chunk_at(draft.spec, np.arange(row.length, row.length + count), draft.dtype)
+    context = fused(weights.fuse, weights.context_norm, chunk, own(padded(features)))
+    for i, layer in enumerate(weights.layers):
+        keys[i], values[i] = layer_context(layer, chunk, context, keys[i], values[i])
+    return kv.append(row, count, keys, values)
+
+
+@eqx.filter_jit
+def fused(
+    fuse: Projection, norm: Norm, chunk: Chunk, features: Float[Array, "tokens tapped"]
+) -> Float[Array, "tokens hidden"]:
+    """Make one vector of a token's tapped hidden states."""
+    return each(lambda token: rms_norm(norm, project(fuse, token)), chunk.count, features)
+
+
+@eqx.filter_jit
+def layer_context(
+    weights: LayerWeights,
+    chunk: Chunk,
+    context: Float[Array, "tokens hidden"],
+    keys: Float[Array, "capacity kv_heads dim"],
+    values: Float[Array, "capacity kv_heads dim"],
+) -> tuple[Array, Array]:
+    """Return a layer's keys and values with those of the context at their positions."""
+    k, v = each(lambda *token: context_heads(weights, *token), chunk.count, context, chunk.cos, chunk.sin)
+    return write(keys, chunk, k), write(values, chunk, v)
 
 
 def draft_reaches(spec: DraftSpec) -> list[Reach]:
@@ -93,32 +98,40 @@ def draft_reaches(spec: DraftSpec) -> list[Reach]:
     ]
 
 
-@eqx.filter_jit
-def fill(
-    spec: DraftSpec, weights: DraftWeights, head: Float[Array, "vocabulary hidden"], x: Float[Array, "tokens hidden"]
-) -> Float[Array, "tokens vocabulary"]:
-    """Return the logits of a block's slots."""
-    return each(lambda token: _scaled(spec, product(head, rms_norm(token, weights.norm, spec.norm_eps))), x)
-
-
 def draft_pass(
     draft: Model[DraftSpec], target: Model[TargetSpec], cache: kv.Cache, block: Integer[np.ndarray, "rows slots"]
 ) -> Float[np.ndarray, "rows drafted vocabulary"]:
     """Fill a block; see `dflash_fn.port.Port.draft_pass`."""
+    with scope(draft.dtype):
+        return np.stack([row_block(draft, target.weights, row, ids) for row, ids in zip(cache, block, strict=True)])
+
+
+def row_block(
+    draft: Model[DraftSpec], owner: TargetWeights, row: kv.Row, tokens: Integer[np.ndarray, " slots"]
+) -> Float[np.ndarray, "drafted vocabulary"]:
+    """Return the logits of a block's slots but the first; its own K and V are forgotten."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
-    owner: TargetWeights = target.weights
-    # The block's own K and V are written behind the context and forgotten with these arrays.
-    cache = kv.roomy(cache, block.shape[1])
-    positions = positions_after(cache.lengths, block.shape[1])
-    with scope(draft.dtype):
-        chunk = chunk_at(spec, positions, draft.dtype)
-        x = embed(owner.embedding, own(block.reshape(-1), jnp.int32)) * spec.input_embedding_scale
-        for i, reach in enumerate(draft_reaches(spec)):
-            span = own(spans(reach, positions, positions[:, -1] + 1).reshape(-1, 2))
-            x, _, _ = layer_pass(spec, weights.layers[i], chunk, span, x, cache.keys[i], cache.values[i])
-        logits = fill(spec, weights, owner.head, x)
-    return np.asarray(logits).reshape(*block.shape, -1)[:, 1:]
+    row = kv.reserve(row, row.length + len(tokens))
+    positions = np.arange(row.length, row.length + len(tokens))
+    chunk = chunk_at(spec, positions, draft.dtype)
+    x = embed(owner.embedding, own(padded(tokens), jnp.int32)) * spec.input_embedding_scale
+    for i, reach in enumerate(draft_reaches(spec)):
+        span = own(padded(spans(reach, positions)), jnp.int32)
+        x, _, _ = layer_pass(weights.layers[i], chunk, span, x, row.keys[i], row.values[i])
+    return np.asarray(draft_head(spec, weights.norm, owner.head, chunk, x))[1 : len(tokens)]
+
+
+@eqx.filter_jit
+def draft_head(
+    spec: DraftSpec,
+    norm: Norm,
+    head: Float[Array, "vocabulary hidden"],
+    chunk: Chunk,
+    x: Float[Array, "tokens hidden"],
+) -> Float[Array, "tokens vocabulary"]:
+    """Apply the draft's last norm and the target's head."""
+    return each(lambda token: _scaled(spec, product(head, rms_norm(norm, token))), chunk.count, x)
 
 
 def _scaled(spec: DraftSpec, logits: Float[Array, " vocabulary"]) -> Float[Array, " vocabulary"]:

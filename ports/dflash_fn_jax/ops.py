@@ -14,9 +14,25 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-__all__ = ["Projection", "each", "gated_mlp", "own", "product", "project", "rms_norm", "rotate", "scope", "wide"]
+__all__ = [
+    "Norm",
+    "Projection",
+    "each",
+    "gated_mlp",
+    "own",
+    "padded",
+    "product",
+    "project",
+    "rms_norm",
+    "rotate",
+    "scope",
+    "wide",
+]
+
+STRIDE = 64
+"""Chunks are padded to multiples of this, so that one compilation serves all widths; padding is not computed."""
 
 
 class Projection(eqx.Module):
@@ -24,6 +40,13 @@ class Projection(eqx.Module):
 
     weight: Array
     bias: Array | None = None
+
+
+class Norm(eqx.Module):
+    """The weight of an RMS norm, [size], and its epsilon."""
+
+    weight: Array
+    eps: float = eqx.field(static=True)
 
 
 @contextmanager
@@ -41,14 +64,29 @@ def own(values: np.ndarray, dtype: Any = None) -> Array:
     return jnp.array(values, dtype=dtype, copy=True)
 
 
+def padded(values: np.ndarray, fill: int = 0) -> np.ndarray:
+    """Fill the first axis up to a multiple of the stride."""
+    extra = -len(values) % STRIDE
+    return np.pad(values, [(0, extra)] + [(0, 0)] * (values.ndim - 1), constant_values=fill)
+
+
 def wide(dtype: Any) -> Any:
     """Return the dtype to add up in: float32, or float64 for itself."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def each(function: Callable[[Any], Any], tokens: Any) -> Any:
-    """Apply a function of one token to every token of arrays [tokens, ...], in turn."""
-    return jax.lax.map(function, tokens)
+def each(function: Callable[..., Any], count: Int[Array, ""], *tokens: Array) -> Any:
+    """Apply a function of one token to the first `count` rows of arrays [tokens, ...], in turn; the rest are zeros."""
+
+    def one(index):
+        return function(*(array[index] for array in tokens))
+
+    def put(index, made):
+        return jax.tree.map(lambda rows, row: rows.at[index].set(row), made, one(index))
+
+    shapes = jax.eval_shape(one, jnp.zeros_like(count))
+    zeros = jax.tree.map(lambda row: jnp.zeros((len(tokens[0]), *row.shape), row.dtype), shapes)
+    return jax.lax.fori_loop(jnp.zeros_like(count), count, put, zeros)
 
 
 def product(weight: Float[Array, "outputs inputs"], x: Float[Array, " inputs"]) -> Float[Array, " outputs"]:
@@ -63,11 +101,11 @@ def project(projection: Projection, x: Float[Array, " inputs"]) -> Float[Array, 
     return y if projection.bias is None else y + projection.bias
 
 
-def rms_norm(x: Float[Array, "*parts size"], weight: Float[Array, " size"], eps: float) -> Float[Array, "*parts size"]:
+def rms_norm(norm: Norm, x: Float[Array, "*parts size"]) -> Float[Array, "*parts size"]:
     """Return x / sqrt(mean(x^2) + eps) * weight, the mean in `wide`, the weight applied in x's dtype as Llama does."""
     h = x.astype(wide(x.dtype))
-    h = h * jax.lax.rsqrt(jnp.mean(jnp.square(h), axis=-1, keepdims=True) + eps)
-    return h.astype(x.dtype) * weight
+    h = h * jax.lax.rsqrt(jnp.mean(jnp.square(h), axis=-1, keepdims=True) + norm.eps)
+    return h.astype(x.dtype) * norm.weight
 
 
 def rotate(

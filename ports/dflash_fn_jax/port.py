@@ -1,13 +1,14 @@
 """The port itself: `dflash_fn.port.Port` on jax and equinox, a numerics reference and no engine.
 
-jax is inside, numpy outside: what goes in and comes out are numpy arrays (read only), and `xp` is numpy. jax's
+jax is inside, numpy outside: what goes in and comes out are numpy arrays, and `xp` is numpy. jax's
 64-bit types depend on a setting of the whole thread; numpy's do not, so that policies work on float64 models, and on
 float64 uniforms, while jax's setting is everybody else's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,17 @@ import jax
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.checkpoint import check_bits, check_format
 from dflash_fn.config import DraftSpec, TargetSpec
+from dflash_fn.container import Bits
+from dflash_fn.memory import peak_host_memory
 from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
 from dflash_fn_jax import cache as kv
 from dflash_fn_jax.decoder import target_pass
 from dflash_fn_jax.draft import draft_context, draft_pass
+from dflash_fn_jax.ops import STRIDE, own, scope
 from dflash_fn_jax.weights import read_draft, read_target
 
 __all__ = ["JaxPort", "load"]
@@ -32,15 +37,15 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True, slots=True)
 class JaxPort:
-    """jax on a CPU; a cache is a `dflash_fn_jax.cache.Cache`, a family a `cache.Family`.
+    """jax on a CPU; a cache is a tuple of `dflash_fn_jax.cache.Row`, a family a `cache.Family`.
 
     Tokens are computed one by one, so every row always has the bits that it has alone, and `exact_rows` changes
     nothing; nor does the width that a token is verified at.
     """
 
     name: str = "jax"
-    prefill_width: int = 64
-    max_width: int = 64
+    prefill_width: int = STRIDE
+    max_width: int = STRIDE
 
     @property
     def xp(self) -> Any:
@@ -51,25 +56,39 @@ class JaxPort:
         """Say what jax runs on; products of a matrix and one token are computed by one thread."""
         return PortInfo(self.name, f"jax {jax.__version__}", DEVICES, DTYPES, threads=1)
 
+    def peak_memory(self) -> float:
+        """Ask the system; everything lies in main memory."""
+        return peak_host_memory()
+
     def claims(self, obj: object) -> bool:
         """No: jax has no model classes that bring a config; what is in memory goes into a `records.Model` directly."""
         del obj
         return False
 
+    def config_of(self, obj: Any) -> dict[str, Any] | None:
+        """None: the port claims no objects."""
+        del obj
+        return None
+
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
     ) -> Model[TargetSpec]:
         """Read a target."""
+        check_format(self.name, source.name, spec)
         if device not in (None, *DEVICES):
             raise errors.InputError(f"port jax has no device {device!r} here; it has: {', '.join(DEVICES)}")
         name = dtype or "float32"
         if name not in DTYPES:
             raise errors.InputError(f"port jax does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
-        return Model(spec, read_target(source, spec, name), name, DEVICES[0])
+        return Model(spec, read_target(source, spec, name), name, DEVICES[0], source)
 
-    def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
-        """Read a draft."""
-        return Model(spec, read_draft(source, spec, target.dtype), target.dtype, target.device)
+    def load_draft(
+        self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
+    ) -> Model[DraftSpec]:
+        """Read a draft; there are no quantised products here."""
+        check_format(self.name, source.name, spec)
+        check_bits(self.name, bits)
+        return Model(spec, read_draft(source, spec, target.dtype), target.dtype, target.device, source)
 
     def load_tokenizer(self, source: str | Path) -> Any:
         """Read a tokenizer by transformers."""
@@ -80,7 +99,7 @@ class JaxPort:
     def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
         """Allocate zeros."""
         spec = model.spec
-        return kv.new(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim, capacity, dtype=model.dtype)
+        return (kv.new(spec.num_layers, spec.num_kv_heads, spec.head_dim, capacity, dtype=model.dtype),)
 
     def target_pass(
         self,
@@ -128,7 +147,7 @@ class JaxPort:
 
     def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
         """Read them off."""
-        return cache.lengths
+        return tuple(row.length for row in cache)
 
     def mark(self, cache: kv.Cache) -> kv.Cache:
         """See `cache.mark`."""
@@ -139,16 +158,59 @@ class JaxPort:
         return kv.rewind(cache)
 
     def split_rows(self, cache: kv.Cache) -> tuple[kv.Cache, ...]:
-        """See `cache.split`."""
-        return kv.split(cache)
+        """A cache is its rows."""
+        return tuple((row,) for row in cache)
 
     def join_rows(self, caches: tuple[kv.Cache, ...]) -> kv.Cache:
-        """See `cache.join`."""
-        return kv.join(caches)
+        """A cache is its rows."""
+        return tuple(row for cache in caches for row in cache)
 
     def reserve(self, cache: kv.Cache, capacity: int) -> kv.Cache:
-        """See `cache.reserve`."""
-        return kv.reserve(cache, capacity)
+        """See `cache.reserve`; appending copies all the same, since jax's arrays are values."""
+        return tuple(kv.reserve(row, capacity) for row in cache)
+
+    def to_bits(self, array: Any) -> Bits:
+        """Leave it as it is, but for bfloat16."""
+        values = np.asarray(array)
+        name = values.dtype.name
+        return Bits(name, values.view(np.uint16) if name == "bfloat16" else values)
+
+    def from_bits(self, bits: Bits, device: str) -> np.ndarray:
+        """Leave it as it is, but for bfloat16."""
+        del device
+        return np.asarray(bits.values).view(bits.dtype)
+
+    def export_cache(self, cache: kv.Cache) -> dict[str, Bits]:
+        """Look at the visible slots."""
+        return {
+            f"{layer}.{row}.{kind}": self.to_bits(np.asarray(store)[: known.length])
+            for row, known in enumerate(cache)
+            for kind, stores in (("keys", known.keys), ("values", known.values))
+            for layer, store in enumerate(stores)
+        }
+
+    def import_cache(
+        self,
+        model: Model[Any],
+        arrays: Mapping[str, Bits],
+        lengths: tuple[int, ...],
+        marks: tuple[int, ...],
+        capacity: int,
+    ) -> kv.Cache:
+        """Append to empty rows."""
+        layers, (empty,) = range(model.spec.num_layers), self.new_cache(model, capacity)
+        rows = []
+        with scope(model.dtype):
+            for row, (length, mark) in enumerate(zip(lengths, marks, strict=True)):
+                known = {kind: [arrays[f"{i}.{row}.{kind}"] for i in layers] for kind in ("keys", "values")}
+                keys, values = ([self._stored(bits, empty.capacity) for bits in known[kind]] for kind in known)
+                rows.append(replace(kv.append(empty, length, keys, values), mark=mark))
+        return tuple(rows)
+
+    def raw_tensors(self, obj: Any) -> Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]:
+        """None: the port claims no objects."""
+        del obj
+        return ()
 
     def asarray(self, values: np.ndarray, device: str) -> np.ndarray:
         """Leave it as it is."""
@@ -158,6 +220,10 @@ class JaxPort:
     def to_numpy(self, array: np.ndarray) -> np.ndarray:
         """Leave it as it is, but for bfloat16."""
         return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+    def _stored(self, bits: Bits, capacity: int) -> Any:
+        values = self.from_bits(bits, DEVICES[0])
+        return own(np.pad(values, ((0, capacity - len(values)), (0, 0), (0, 0))))
 
 
 def load() -> Port:

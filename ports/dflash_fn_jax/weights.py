@@ -14,7 +14,7 @@ from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
 from dflash_fn.sources import Source
 from dflash_fn_jax.decoder import LayerWeights, TargetWeights
 from dflash_fn_jax.draft import DraftWeights
-from dflash_fn_jax.ops import Projection, own, scope
+from dflash_fn_jax.ops import Norm, Projection, own, scope
 
 __all__ = ["open_reader", "read_draft", "read_target"]
 
@@ -46,7 +46,7 @@ def read_target(source: Source, spec: TargetSpec, dtype: str) -> TargetWeights:
         reader = open_reader(source, dtype)
         embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         layers = tuple(_read_layer(reader, spec, f"model.layers.{i}") for i in range(spec.num_layers))
-        norm = reader.take("model.norm.weight", spec.hidden_size)
+        norm = Norm(reader.take("model.norm.weight", spec.hidden_size), spec.norm_eps)
         if spec.tied_head:
             reader.skip("lm_head.weight")
             head = embedding
@@ -66,9 +66,9 @@ def read_draft(source: Source, spec: DraftSpec, dtype: str) -> DraftWeights:
     with scope(dtype):
         reader = open_reader(source, dtype)
         fuse = Projection(reader.take("fc.weight", hidden, taps * hidden))
-        context_norm = reader.take("hidden_norm.weight", hidden)
+        context_norm = Norm(reader.take("hidden_norm.weight", hidden), spec.norm_eps)
         layers = tuple(_read_layer(reader, spec, f"layers.{i}") for i in range(spec.num_layers))
-        norm = reader.take("norm.weight", hidden)
+        norm = Norm(reader.take("norm.weight", hidden), spec.norm_eps)
         reader.finish()
     return DraftWeights(fuse, context_norm, layers, norm)
 
@@ -76,21 +76,23 @@ def read_draft(source: Source, spec: DraftSpec, dtype: str) -> DraftWeights:
 def _read_layer(reader: Reader[Array], spec: DecoderSpec, prefix: str) -> LayerWeights:
     hidden, inner, dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
     queries, keys = spec.num_heads * dim, spec.num_kv_heads * dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
 
     def linear(name: str, outputs: int, inputs: int, bias: bool) -> Projection:
-        return Projection(*reader.linear(name, outputs, inputs, bias=bias))
+        return Projection(*reader.linear(f"{prefix}.{name}", outputs, inputs, bias=bias))
+
+    def norm(name: str, size: int) -> Norm:
+        return Norm(reader.take(f"{prefix}.{name}.weight", size), spec.norm_eps)
 
     return LayerWeights(
-        input_norm=reader.take(f"{prefix}.input_layernorm.weight", hidden),
-        q=linear(f"{attention}.q_proj", queries, hidden, spec.attention_bias),
-        k=linear(f"{attention}.k_proj", keys, hidden, spec.attention_bias),
-        v=linear(f"{attention}.v_proj", keys, hidden, spec.attention_bias),
-        q_norm=reader.take(f"{attention}.q_norm.weight", dim) if spec.qk_norm else None,
-        k_norm=reader.take(f"{attention}.k_norm.weight", dim) if spec.qk_norm else None,
-        out=linear(f"{attention}.o_proj", hidden, queries, spec.attention_bias),
-        post_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate=linear(f"{mlp}.gate_proj", inner, hidden, spec.mlp_bias),
-        up=linear(f"{mlp}.up_proj", inner, hidden, spec.mlp_bias),
-        down=linear(f"{mlp}.down_proj", hidden, inner, spec.mlp_bias),
+        input_norm=norm("input_layernorm", hidden),
+        q=linear("self_attn.q_proj", queries, hidden, spec.attention_bias),
+        k=linear("self_attn.k_proj", keys, hidden, spec.attention_bias),
+        v=linear("self_attn.v_proj", keys, hidden, spec.attention_bias),
+        q_norm=norm("self_attn.q_norm", dim) if spec.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", dim) if spec.qk_norm else None,
+        out=linear("self_attn.o_proj", hidden, queries, spec.attention_bias),
+        post_norm=norm("post_attention_layernorm", hidden),
+        gate=linear("mlp.gate_proj", inner, hidden, spec.mlp_bias),
+        up=linear("mlp.up_proj", inner, hidden, spec.mlp_bias),
+        down=linear("mlp.down_proj", hidden, inner, spec.mlp_bias),
     )

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from dflash_fn import errors
+from dflash_fn.checkpoint import check_bits, check_format
 from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
 from dflash_fn.container import Bits
+from dflash_fn.memory import peak_host_memory
 from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
@@ -48,20 +50,35 @@ class TorchPort:
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
         return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
 
+    def peak_memory(self) -> float:
+        """Ask CUDA's allocator, over all devices; the system where it has allocated nothing."""
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        return sum(torch.cuda.max_memory_allocated(i) for i in devices) / 1e9 or peak_host_memory()
+
     def claims(self, obj: object) -> bool:
         """Whether `obj` is a torch module."""
         return isinstance(obj, torch.nn.Module)
+
+    def config_of(self, obj: Any) -> dict[str, Any] | None:
+        """Read the config of a transformers model."""
+        config: Any = getattr(obj, "config", None)
+        return config.to_dict() if hasattr(config, "to_dict") else None
 
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
     ) -> Model[TargetSpec]:
         """Read a target; a module's own tensors are used as they are where dtype and device allow."""
+        check_format(self.name, source.name, spec)
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
         return Model(spec, read_target(source, spec, _dtype(name), place), name, place, source)
 
-    def load_draft(self, source: Source, spec: DraftSpec, target: Model[TargetSpec]) -> Model[DraftSpec]:
-        """Read a draft."""
+    def load_draft(
+        self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
+    ) -> Model[DraftSpec]:
+        """Read a draft; there are no quantised products here."""
+        check_format(self.name, source.name, spec)
+        check_bits(self.name, bits)
         weights = read_draft(source, spec, _dtype(target.dtype), target.device)
         return Model(spec, weights, target.dtype, target.device, source)
 

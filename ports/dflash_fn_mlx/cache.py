@@ -1,0 +1,246 @@
+"""K/V caches that are values: (buffer, lengths), copied only when someone could tell.
+
+A `Buffer` holds the K and V of all layers and knows, by weak references, which `Cache` values look at it. A cache
+sees the slots below its lengths and nothing else. mlx's arrays are values too: a pass computes new arrays, with the
+chunk's K and V in the slots above the cache's lengths, and `commit` puts them in the place of the old ones. The older
+caches that look at the buffer see the new arrays from then on, and the same tokens in them, as long as no live cache
+saw the slots that were filled; where one did, `append` copies the buffer first.
+
+That nobody keeps the old arrays is what makes this cheap: mlx then writes the chunk into their memory (it calls that
+donation) and copies nothing. In the ordinary loop older states are shorter than newer ones, so nothing is ever copied;
+forks and kept states pay for what they need.
+
+Slots that nobody sees hold whatever an earlier pass left there. They are finite, because buffers start as zeros
+and only model outputs are written: attention multiplies them by a weight of exactly zero.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+__all__ = [
+    "Buffer",
+    "Cache",
+    "CopyCounts",
+    "Family",
+    "append",
+    "commit",
+    "join",
+    "mark",
+    "new",
+    "reserve",
+    "rewind",
+    "select",
+    "split",
+    "stores",
+    "write",
+]
+
+KV_BUCKET = 256
+"""Attended lengths are multiples of this, and so of the 16, 32 or 64 keys that Metal's kernel takes at once."""
+
+
+@dataclass(slots=True)
+class CopyCounts:
+    """How often buffers were copied, over all caches that stem from one `new`.
+
+    Attributes:
+        copies: because a live cache saw the slots to be written.
+        growths: because the buffer was full.
+    """
+
+    copies: int = 0
+    growths: int = 0
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Buffer:
+    """Storage shared by caches; only this module writes its fields.
+
+    Attributes:
+        keys: one [R, Hkv, N, D] array a layer.
+        values: the same.
+        counts: copy counters of this buffer's line.
+        live: the caches that look at this buffer.
+        lock: held while a cache claims slots, so that threads which fork one state do not claim the same ones, and
+            while arrays are replaced: until the device has them, new ones can only be used by their own thread.
+    """
+
+    keys: tuple[mx.array, ...]
+    values: tuple[mx.array, ...]
+    counts: CopyCounts
+    live: weakref.WeakSet[Cache] = field(default_factory=weakref.WeakSet)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def capacity(self) -> int:
+        """Slots a row, N."""
+        return self.keys[0].shape[2]
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Cache:
+    """What one state sees of a buffer.
+
+    Attributes:
+        buffer: the storage.
+        lengths: tokens that each row sees.
+        marks: lengths that `rewind` goes back to.
+    """
+
+    buffer: Buffer
+    lengths: tuple[int, ...]
+    marks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.buffer.live.add(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The caches after 0..S more tokens: `full` sees all S of them, so that none is overwritten while this lives."""
+
+    start: Cache
+    full: Cache
+
+
+def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: mx.Dtype) -> Cache:
+    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer."""
+    shape = (rows, heads, _rounded(capacity), dim)
+    keys = tuple(mx.zeros(shape, dtype=dtype) for _ in range(layers))
+    values = tuple(mx.zeros(shape, dtype=dtype) for _ in range(layers))
+    return Cache(_made(keys, values, CopyCounts()), (0,) * rows, (0,) * rows)
+
+
+def append(cache: Cache, count: int) -> Family:
+    """Claim `count` slots a row after the cache's lengths; the caller then fills them by `write` and `commit`."""
+    buffer = cache.buffer
+    lengths = tuple(length + count for length in cache.lengths)
+    with buffer.lock:
+        if max(lengths) <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
+            return Family(cache, Cache(buffer, lengths, cache.marks))
+    if max(lengths) > buffer.capacity:
+        fresh = _copied(cache, max(max(lengths), buffer.capacity * 3 // 2))
+        fresh.counts.growths += 1
+    else:
+        fresh = _copied(cache, buffer.capacity)
+        fresh.counts.copies += 1
+    return Family(Cache(fresh, cache.lengths, cache.marks), Cache(fresh, lengths, cache.marks))
+
+
+def commit(family: Family, stored: Sequence[tuple[mx.array, mx.array]], *results: mx.array | None) -> None:
+    """Put what a pass stored, a (K, V) a layer, in the place of the buffer's arrays, and let the device begin.
+
+    After that nothing that the pass made waits for its thread, and no state keeps a graph of operations alive.
+    """
+    buffer = family.full.buffer
+    with buffer.lock:
+        mx.eval(buffer.keys, buffer.values)  # arrays that the device still works on are copied, not written into
+        buffer.keys, buffer.values = tuple(keys for keys, _ in stored), tuple(values for _, values in stored)
+        mx.async_eval(buffer.keys, buffer.values, [made for made in results if made is not None])
+
+
+def select(family: Family, counts: tuple[int, ...]) -> Cache:
+    """Return the cache after the first `counts[r]` claimed slots of each row r."""
+    start = family.start
+    lengths = tuple(length + count for length, count in zip(start.lengths, counts, strict=True))
+    return Cache(family.full.buffer, lengths, start.marks)
+
+
+def mark(cache: Cache) -> Cache:
+    """Return the same cache, marked at its present lengths."""
+    return Cache(cache.buffer, cache.lengths, cache.lengths)
+
+
+def rewind(cache: Cache) -> Cache:
+    """Return the cache as it was at its marks."""
+    return Cache(cache.buffer, cache.marks, cache.marks)
+
+
+def reserve(cache: Cache, capacity: int) -> Cache:
+    """Return the same cache in a buffer of at least `capacity` slots."""
+    if capacity <= cache.buffer.capacity:
+        return cache
+    fresh = _copied(cache, capacity)
+    fresh.counts.growths += 1
+    return Cache(fresh, cache.lengths, cache.marks)
+
+
+def split(cache: Cache) -> tuple[Cache, ...]:
+    """Return one cache a row; a single row is returned as it is, more rows are copied."""
+    if len(cache.lengths) == 1:
+        return (cache,)
+    return tuple(_row(cache, row) for row in range(len(cache.lengths)))
+
+
+def join(caches: tuple[Cache, ...]) -> Cache:
+    """Return one cache of all the rows; a single cache is returned as it is, more are copied."""
+    if len(caches) == 1:
+        return caches[0]
+    lengths = tuple(length for cache in caches for length in cache.lengths)
+    marks = tuple(point for cache in caches for point in cache.marks)
+    capacity = max(cache.buffer.capacity for cache in caches)
+    held = [stores(cache.buffer) for cache in caches]
+    keys = tuple(_stacked(parts, capacity) for parts in zip(*(keys for keys, _ in held), strict=True))
+    values = tuple(_stacked(parts, capacity) for parts in zip(*(values for _, values in held), strict=True))
+    return Cache(_made(keys, values, CopyCounts()), lengths, marks)
+
+
+def write(store: mx.array, starts: tuple[int, ...], rows: mx.array) -> mx.array:
+    """Return a [R, Hkv, N, D] store with [R, S, Hkv, D] in the slots from `starts[r]` on of each row."""
+    for row, start in enumerate(starts):
+        store = mx.slice_update(store, rows[row : row + 1].swapaxes(1, 2), mx.array([row, start]), axes=(0, 2))
+    return store
+
+
+def stores(buffer: Buffer) -> tuple[tuple[mx.array, ...], tuple[mx.array, ...]]:
+    """Return a buffer's arrays, waiting for a thread that is about to replace them."""
+    with buffer.lock:
+        return buffer.keys, buffer.values
+
+
+def attended(cache: Cache) -> int:
+    """Return how many slots a pass attends to: the longest row, rounded up to the bucket."""
+    return min(_rounded(max(cache.lengths)), cache.buffer.capacity)
+
+
+def _rounded(count: int) -> int:
+    return max(1, -(-count // KV_BUCKET)) * KV_BUCKET
+
+
+def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
+    return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
+
+
+def _made(keys: tuple[mx.array, ...], values: tuple[mx.array, ...], counts: CopyCounts) -> Buffer:
+    mx.eval(keys, values)
+    return Buffer(keys, values, counts)
+
+
+def _copied(cache: Cache, capacity: int) -> Buffer:
+    length = max(cache.lengths)
+    keys, values = (tuple(_resized(x, length, _rounded(capacity)) for x in held) for held in stores(cache.buffer))
+    return _made(keys, values, cache.buffer.counts)
+
+
+def _resized(store: mx.array, length: int, capacity: int) -> mx.array:
+    rows, heads, _, dim = store.shape
+    rest = mx.zeros((rows, heads, capacity - length, dim), dtype=store.dtype)
+    return mx.concatenate([store[:, :, :length], rest], axis=2)
+
+
+def _row(cache: Cache, row: int) -> Cache:
+    length, capacity = cache.lengths[row], cache.buffer.capacity
+    keys, values = (tuple(_resized(x[row : row + 1], length, capacity) for x in held) for held in stores(cache.buffer))
+    return Cache(_made(keys, values, CopyCounts()), (length,), (cache.marks[row],))
+
+
+def _stacked(parts: tuple[mx.array, ...], capacity: int) -> mx.array:
+    return mx.concatenate(
+        [part if part.shape[2] == capacity else _resized(part, part.shape[2], capacity) for part in parts]
+    )

@@ -1,0 +1,239 @@
+"""The port itself: `dflash_fn.port.Port` on mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from dflash_fn import errors
+from dflash_fn.checkpoint import check_format
+from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
+from dflash_fn.container import Bits
+from dflash_fn.port import Port, PortInfo, TargetPass
+from dflash_fn.records import Model
+from dflash_fn.sources import Source
+from dflash_fn_mlx import cache as kv
+from dflash_fn_mlx import namespace as xp
+from dflash_fn_mlx.attention import MAX_WIDTH
+from dflash_fn_mlx.decoder import target_pass
+from dflash_fn_mlx.draft import draft_context, draft_pass
+from dflash_fn_mlx.weights import read_draft, read_target, tensors_of
+
+__all__ = ["MlxPort", "load"]
+
+SHORT = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "uint32": "U32", "uint8": "U8"}
+DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+DEVICES = {"gpu": mx.gpu, "cpu": mx.cpu}
+
+
+@dataclass(frozen=True, slots=True)
+class MlxPort:
+    """mlx on Apple's GPU or on a CPU; a cache is a `dflash_fn_mlx.cache.Cache`, a family a `cache.Family`."""
+
+    name: str = "mlx"
+    prefill_width: int = 256
+    max_width: int = MAX_WIDTH
+
+    @property
+    def xp(self) -> Any:
+        """`dflash_fn_mlx.namespace`."""
+        return xp
+
+    def info(self) -> PortInfo:
+        """Say what mlx runs on; the GPU comes first, because `device=None` takes the first."""
+        devices = tuple(name for name, device in DEVICES.items() if mx.is_available(device))
+        return PortInfo(self.name, f"mlx {version('mlx')}", devices, tuple(DTYPES), threads=1)
+
+    def peak_memory(self) -> float:
+        """Ask mlx's allocator."""
+        return mx.get_peak_memory() / 1e9
+
+    def claims(self, obj: object) -> bool:
+        """Whether `obj` is an mlx module."""
+        return isinstance(obj, nn.Module)
+
+    def config_of(self, obj: Any) -> dict[str, Any] | None:
+        """Read the `args` of an mlx-lm model. They have no stop ids, so that a target in memory has none."""
+        args = getattr(obj, "args", None)
+        if not is_dataclass(args) or isinstance(args, type):
+            return None
+        if getattr(args, "rope_traditional", False):
+            raise errors.UnsupportedModel(
+                f"{type(obj).__name__}: rope_traditional: got true; dimension i is turned with dimension i + 1 there, "
+                "and with i + head_dim / 2 here"
+            )
+        return {**asdict(args), "eos_token_id": None}
+
+    def load_target(
+        self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
+    ) -> Model[TargetSpec]:
+        """Read a target, plain or quantised; a module's own arrays are used as they are where the dtype allows."""
+        check_format(self.name, source.name, spec, "mlx")
+        place = self._device(device)
+        name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
+        with mx.stream(DEVICES[place]):
+            return Model(spec, read_target(source, spec, _dtype(name)), name, place, source)
+
+    def load_draft(
+        self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
+    ) -> Model[DraftSpec]:
+        """Read a draft; where `bits` are asked for, they are those of mlx's affine format, in groups of 64 or 32."""
+        check_format(self.name, source.name, spec, "mlx")
+        with mx.stream(DEVICES[target.device]):
+            weights = read_draft(source, spec, _dtype(target.dtype), bits)
+        return Model(spec, weights, target.dtype, target.device, source)
+
+    def load_tokenizer(self, source: str | Path) -> Any:
+        """Read a tokenizer by transformers."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(source)
+
+    def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
+        """Allocate zeros."""
+        spec = model.spec
+        return kv.new(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim, capacity, dtype=_dtype(model.dtype))
+
+    def target_pass(
+        self,
+        target: Model[TargetSpec],
+        cache: kv.Cache,
+        tokens: mx.array,
+        *,
+        taps: tuple[int, ...],
+        head: bool,
+        exact_rows: bool,
+    ) -> TargetPass:
+        """See `decoder.target_pass`."""
+        with mx.stream(DEVICES[target.device]):
+            return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+
+    def draft_context(
+        self, draft: Model[DraftSpec], cache: kv.Cache, features: mx.array, counts: tuple[int, ...], *, exact_rows: bool
+    ) -> kv.Cache:
+        """See `draft.draft_context`."""
+        with mx.stream(DEVICES[draft.device]):
+            return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
+
+    def draft_pass(
+        self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: kv.Cache, block: mx.array, *, exact_rows: bool
+    ) -> mx.array:
+        """See `draft.draft_pass`."""
+        with mx.stream(DEVICES[draft.device]):
+            return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
+
+    def select(self, family: kv.Family, counts: tuple[int, ...]) -> kv.Cache:
+        """A new length over the same memory."""
+        return kv.select(family, counts)
+
+    def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
+        """Read them off."""
+        return cache.lengths
+
+    def mark(self, cache: kv.Cache) -> kv.Cache:
+        """See `cache.mark`."""
+        return kv.mark(cache)
+
+    def rewind(self, cache: kv.Cache) -> kv.Cache:
+        """See `cache.rewind`."""
+        return kv.rewind(cache)
+
+    def split_rows(self, cache: kv.Cache) -> tuple[kv.Cache, ...]:
+        """See `cache.split`."""
+        return kv.split(cache)
+
+    def join_rows(self, caches: tuple[kv.Cache, ...]) -> kv.Cache:
+        """See `cache.join`."""
+        return kv.join(caches)
+
+    def reserve(self, cache: kv.Cache, capacity: int) -> kv.Cache:
+        """See `cache.reserve`."""
+        return kv.reserve(cache, capacity)
+
+    def asarray(self, values: np.ndarray, device: str) -> mx.array:
+        """See `namespace.asarray`; memory belongs to no device."""
+        del device
+        return xp.asarray(values)
+
+    def to_numpy(self, array: mx.array) -> np.ndarray:
+        """Wait for the array and copy it."""
+        return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
+
+    def to_bits(self, array: mx.array) -> Bits:
+        """Copy to the host; bfloat16 as uint16."""
+        name = str(array.dtype).removeprefix("mlx.core.")
+        return Bits(name, np.array(array.view(mx.uint16) if name == "bfloat16" else array))
+
+    def from_bits(self, bits: Bits, device: str) -> mx.array:
+        """Copy; memory belongs to no device."""
+        del device
+        known = mx.array(np.ascontiguousarray(bits.values))
+        return known.view(mx.bfloat16) if bits.dtype == "bfloat16" else known
+
+    def export_cache(self, cache: kv.Cache) -> dict[str, Bits]:
+        """Copy the visible slots."""
+        keys, values = kv.stores(cache.buffer)
+        return {
+            f"{layer}.{row}.{kind}": self.to_bits(store[row, :, :length].swapaxes(0, 1))
+            for kind, stores in (("keys", keys), ("values", values))
+            for layer, store in enumerate(stores)
+            for row, length in enumerate(cache.lengths)
+        }
+
+    def import_cache(
+        self,
+        model: Model[Any],
+        arrays: Mapping[str, Bits],
+        lengths: tuple[int, ...],
+        marks: tuple[int, ...],
+        capacity: int,
+    ) -> kv.Cache:
+        """Fill a buffer of one row after the other, and join them."""
+        rows = []
+        for row, length in enumerate(lengths):
+            family = kv.append(self.new_cache(model, capacity), length)
+            known = {
+                kind: [self.from_bits(arrays[f"{i}.{row}.{kind}"], model.device) for i in range(model.spec.num_layers)]
+                for kind in ("keys", "values")
+            }
+            stores = zip(*kv.stores(family.full.buffer), known["keys"], known["values"], strict=True)
+            kv.commit(family, [(kv.write(k, (0,), a[None]), kv.write(v, (0,), b[None])) for k, v, a, b in stores])
+            rows.append(kv.Cache(family.full.buffer, (length,), (marks[row],)))
+        return kv.join(tuple(rows))
+
+    def raw_tensors(self, obj: nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], list[bytes]]]:
+        """Go over the parameters."""
+        for name, tensor in sorted(tensors_of(Source("", {}, obj=obj)).items()):
+            bits = self.to_bits(tensor)
+            yield name, SHORT[bits.dtype], tuple(tensor.shape), [np.ascontiguousarray(bits.values).tobytes()]
+
+    def _device(self, device: str | None) -> str:
+        known = self.info().devices
+        if device is not None and device not in known:
+            raise errors.InputError(f"port mlx has no device {device!r} here; it has: {', '.join(known)}")
+        return device or known[0]
+
+
+def _own_dtype(source: Source, spec: DecoderSpec) -> str:
+    if source.obj is None:
+        return spec.dtype
+    floats = [x.dtype for x in tensors_of(source).values() if mx.issubdtype(x.dtype, mx.floating)]
+    return str(floats[0]).removeprefix("mlx.core.")
+
+
+def _dtype(name: str) -> mx.Dtype:
+    if name not in DTYPES:
+        raise errors.InputError(f"port mlx does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load() -> Port:
+    """Return the port; the registry calls this."""
+    return MlxPort()
