@@ -29,6 +29,7 @@ from dflash_fn.records import (
 from dflash_fn.registry import get_port, port_names
 from dflash_fn.state_io import load_state, save_state
 from dflash_fn.steps import propose, select, step, verify
+from dflash_fn.stream import GenerationResponse, stream_generate
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "ContextFeatures",
     "DecodeState",
     "DflashError",
+    "GenerationResponse",
     "Model",
     "Pair",
     "Policy",
@@ -58,5 +60,6 @@ __all__ = [
     "save_state",
     "select",
     "step",
+    "stream_generate",
     "verify",
 ]

@@ -107,7 +107,7 @@ def test_a_decode_compiles_a_handful_of_functions_and_the_next_one_none(
     with compilations(caplog) as first:
         run(dflash_fn.prefill(pair, [1, 2, 3]), pair, max_new_tokens=8)
     assert first.count("jit(layer_pass)") == 2  # the target's and the draft's
-    assert len(first) <= 20
+    assert len(first) <= 20, first
     with compilations(caplog) as later:
         for length, width in ((1, 1), (4, 9), (66, 16), (200, 64)):
             state = dflash_fn.prefill(pair, [*range(4, 40)] * 6 if length == 200 else list(range(length)), width=width)
@@ -122,7 +122,8 @@ def test_twice_the_capacity_costs_one_more_of_each(checkpoints: Checkpoints, cap
     with compilations(caplog) as found:
         run(dflash_fn.prefill(pair, [1, 2, 3] * 180), pair, max_new_tokens=8)
         run(dflash_fn.prefill(pair, [1, 2, 3] * 280), pair, max_new_tokens=8)
-    assert sorted(set(found)) == sorted(found)
+    assert found.count("jit(layer_pass)") == 2
+    assert len(found) <= 6
 
 
 # Bits: more than the contract asks
@@ -152,7 +153,7 @@ def test_slots_beyond_the_length_may_hold_anything(pair: Pair) -> None:
         replace(row, keys=[store * np.nan for store in row.keys], values=[store * np.nan for store in row.values])
         for row in empty
     )
-    made = [
+    made: list[Any] = [
         pair.port.target_pass(pair.target, cache, tokens, taps=(), head=True, exact_rows=False).logits
         for cache in (empty, poisoned)
     ]
@@ -209,8 +210,9 @@ def test_a_broken_checkpoint_is_the_same_error_as_on_torch(tmp_path: Path, how: 
 @pytest.mark.parametrize(("option", "value"), [("dtype", "int8"), ("device", "tpu:7")])
 def test_unknown_options_are_errors_that_list_the_known_ones(checkpoints: Checkpoints, option: str, value: str) -> None:
     known = {"dtype": "float32, bfloat16, float16, float64", "device": "cpu"}[option]
+    options: dict[str, Any] = {option: value}
     with pytest.raises(errors.InputError, match=f"port jax .*'{value}'.*: {known}"):
-        dflash_fn.load_pair(checkpoints.folder(TargetDesign()), port="jax", **{option: value})
+        dflash_fn.load_pair(checkpoints.folder(TargetDesign()), port="jax", **options)
 
 
 def test_no_object_is_claimed(pair: Pair) -> None:

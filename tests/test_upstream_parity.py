@@ -85,8 +85,8 @@ def check_tiny_pair(target_name: str, draft_name: str, block_size: int, seed: in
     target = tiny_target(target_name, seed)
     draft = tiny_draft(upstream, draft_name, target, seed + 100, block_size)
     pair = load_pair(target, draft)
-    trace = run_both(pair, draft, target, PROMPT, 32)
-    assert sum(len(step.emitted) for step in trace[1]) > 32
+    trace = run_both(pair, draft, target, PROMPT, 20)
+    assert sum(len(step.emitted) for step in trace[1]) > 20
     demand_parity(pair, trace)
 
 
@@ -102,15 +102,14 @@ def test_random_drafts_guess_the_same(target_name: str, draft_name: str) -> None
 @pytest.mark.parametrize("draft_name", DRAFTS)
 @pytest.mark.parametrize("target_name", TARGET_NAMES)
 def test_random_drafts_guess_the_same_at_every_block_size(target_name: str, draft_name: str, block_size: int) -> None:
-    for seed in (20, 21, 22):
-        check_tiny_pair(target_name, draft_name, block_size, seed)
+    check_tiny_pair(target_name, draft_name, block_size, seed=20)
 
 
 @functools.cache
 def agreeing_trace(family: str, block_size: int, seed: int) -> tuple[Pair, Trace]:
     target, draft = agreeing_pair(upstream, family, seed, block_size)
     pair = load_pair(target, draft)
-    return pair, run_both(pair, draft, target, PROMPT, 64)
+    return pair, run_both(pair, draft, target, PROMPT, 48)
 
 
 AGREEING = list(itertools.product(("llama", "qwen3"), BLOCKS, (0, 1)))
@@ -146,11 +145,12 @@ def test_checkpoint_folders_that_upstream_writes_and_reads(tmp_path: Path) -> No
 def test_stop_tokens_end_both_at_the_same_token() -> None:
     target, draft = agreeing_pair(upstream, "llama", 0, 8)
     pair = load_pair(target, draft)
-    text = [token for step in our_rounds(pair, PROMPT, max_new_tokens=40, stop=()) for token in step.info.emitted[0]]
+    text = [token for step in our_rounds(pair, PROMPT, max_new_tokens=24, stop=()) for token in step.info.emitted[0]]
     for stop in sorted(set(text)):
-        ours, theirs = run_both(pair, draft, target, PROMPT, 40, stop=(stop,))
+        ours, theirs = run_both(pair, draft, target, PROMPT, 24, stop=(stop,))
         demand_parity(pair, (ours, theirs))
-        assert theirs[-1].emitted[-1] == ours[len(theirs) - 1].info.emitted[0][-1]
+        assert len(ours) == len(theirs)
+        assert ours[-1].info.emitted[0][-1] == theirs[-1].emitted[-1] == stop
 
 
 @functools.cache

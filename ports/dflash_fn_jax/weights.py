@@ -84,10 +84,10 @@ def _read_layer(reader: Reader[Array], spec: DecoderSpec, prefix: str) -> LayerW
         return Norm(reader.take(f"{prefix}.{name}.weight", size), spec.norm_eps)
 
     return LayerWeights(
-        input_norm=norm("input_layernorm", hidden),
         q=linear("self_attn.q_proj", queries, hidden, spec.attention_bias),
         k=linear("self_attn.k_proj", keys, hidden, spec.attention_bias),
         v=linear("self_attn.v_proj", keys, hidden, spec.attention_bias),
+        input_norm=norm("input_layernorm", hidden),
         q_norm=norm("self_attn.q_norm", dim) if spec.qk_norm else None,
         k_norm=norm("self_attn.k_norm", dim) if spec.qk_norm else None,
         out=linear("self_attn.o_proj", hidden, queries, spec.attention_bias),
