@@ -60,9 +60,12 @@ class TorchPort:
         return isinstance(obj, torch.nn.Module)
 
     def config_of(self, obj: Any) -> dict[str, Any] | None:
-        """Read the config of a transformers model."""
+        """Read the config of a transformers model, with the stop tokens of its generation config."""
         config: Any = getattr(obj, "config", None)
-        return config.to_dict() if hasattr(config, "to_dict") else None
+        if not hasattr(config, "to_dict"):
+            return None
+        eos = getattr(getattr(obj, "generation_config", None), "eos_token_id", None)
+        return config.to_dict() | ({} if eos is None else {"generation_eos_token_id": eos})
 
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
