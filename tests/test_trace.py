@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,8 @@ def test_what_prefill_leaves(trace: Trace) -> None:
 def test_nothing_is_copied(pair: Pair) -> None:
     state = dflash_fn.prefill(pair, [1, 2, 3], width=6)
     end, _ = record(state, pair, max_new_tokens=30, stop_token_ids=())
-    assert (end.target_cache.buffer.counts.copies, end.draft_cache.buffer.counts.copies) == (0, 0)
+    caches: Any = (end.target_cache, end.draft_cache)
+    assert [cache.buffer.counts.copies for cache in caches] == [0, 0]
 
 
 def test_a_row_that_stopped_is_none_from_then_on(pair: Pair) -> None:
@@ -304,7 +307,7 @@ def test_a_model_that_is_not_finite_ends_the_check(pair: Pair, trace: Trace) -> 
             return getattr(pair.port, name)
 
         def target_pass(self, *args: Any, head: bool, **options: Any) -> Any:
-            made = pair.port.target_pass(*args, head=head, **options)
+            made: Any = pair.port.target_pass(*args, head=head, **options)
             return replace(made, logits=made.logits * float("nan")) if head else made
 
     port: Any = Port()
@@ -325,6 +328,9 @@ def test_another_pair_is_refused(checkpoints: Checkpoints, pair: Pair, trace: Tr
         check_trace(trace, without_draft(pair))
     with pytest.raises(errors.StateFileError, match="holds token 99; this target's ids end at 47"):
         check_trace(replace(trace, prompts=((99,), (1,))), pair)
+    logits = view_logits(Bits("float32", np.zeros((4, 60), dtype=np.float32)), None)
+    with pytest.raises(errors.StateFileError, match="holds token 59; this target's ids end at 47"):
+        check_trace(edited(trace, 1, 0, target_logits=logits), pair)
 
 
 # near ties
@@ -510,7 +516,37 @@ def test_fields_that_are_missing(trace: Trace, tmp_path: Path) -> None:
         read_trace(file)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "text"),
+    [
+        ("1.0.target_logits.ids", (4, 3), "1.0.target_logits: values of shape (4, 8), ids of shape (4, 3)"),
+        (
+            "start.0.target_cache.keys",
+            (3, 4),
+            "start.0.target_cache.keys: got shape (3, 4), expected [layers",
+        ),
+    ],
+)
+def test_arrays_of_another_shape(trace: Trace, tmp_path: Path, name: str, shape: tuple[int, ...], text: str) -> None:
+    made = Bits("float32", np.zeros(shape, dtype=np.float32))
+    file = rewritten(trace, tmp_path / "trace", lambda header, arrays: arrays.update({name: made}))
+    with pytest.raises(errors.StateFileError) as caught:
+        read_trace(file)
+    assert text in str(caught.value)
+
+
 def test_a_state_is_no_trace(pair: Pair, tmp_path: Path) -> None:
     dflash_fn.save_state(tmp_path / "state", dflash_fn.prefill(pair, [1, 2]), pair)
     with pytest.raises(errors.StateFileError, match="state: holds a state, expected a trace"):
         read_trace(tmp_path / "state")
+
+
+# pages
+
+
+@pytest.mark.parametrize("page", ["docs/explanation/trace-format.md", "docs/how-to/save-and-resume.md"])
+def test_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, str(root / "tests" / "helpers" / "run_blocks.py"), str(root / page)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dflash_fn.cli import render, terminal
+from dflash_fn.cli import render, saved, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, extended, opened
 from dflash_fn.cli.options import Options, check_options, read_prompt
 from dflash_fn.cli.pairs import block_and_width, open_pair
@@ -49,13 +49,17 @@ def chat(options: Options) -> None:
         DflashError: of any kind; such as a conversation that no longer fits the context.
     """
     check_options(options)
+    load = saved.pair_of(options)
     first = read_prompt(options.prompt) if options.prompt is not None else None
-    pair = open_pair(options.load)
-    block_size, width = block_and_width(options, pair)
+    pair = open_pair(load)
     raw = options.raw or pair.tokenizer.chat_template is None
+    block_size, width = block_and_width(options, pair)
     so_far = Conversation()
+    if options.resume is not None:
+        state, _ = saved.resumed(options, pair)
+        so_far, block_size = Conversation(state, saved.past(state, pair)), saved.block_size(options, pair, state)
     for line in turns(first):
-        state, seconds = _opened(pair, so_far, line, raw=raw, seed=options.seed, width=width)
+        state, seconds = _opened(pair, so_far, line, raw=raw, seed=options.first_seed, width=width)
         answer = decode_answer(
             state,
             pair,
@@ -67,6 +71,7 @@ def chat(options: Options) -> None:
         )
         so_far = Conversation(answer.state, (*so_far.messages, user(line), said(answer)))
         _end_turn(answer)
+        saved.save(options, answer.state, pair)
 
 
 def turns(first: str | None) -> Iterator[str]:

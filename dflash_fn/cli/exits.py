@@ -14,7 +14,7 @@ from dflash_fn.errors import DflashError
 __all__ = ["BAD_INPUT", "BROKEN_PIPE", "DIFFERENT", "INTERRUPTED", "handled", "interrupted"]
 
 DIFFERENT = 1
-"""`--check` or `doctor --prove` found a difference."""
+"""`--check`, `doctor --prove` or `trace check` found a difference."""
 BAD_INPUT = 2
 """Input that cannot be used, or any other `DflashError`; typer's usage errors have the same code."""
 INTERRUPTED = 130

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
 
-from dflash_fn.cli import exits, render, report, terminal
+from dflash_fn.cli import exits, render, report, saved, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, opened, silent
 from dflash_fn.cli.check import Check, check_against_plain, warm_up
 from dflash_fn.cli.options import Options, check_options, read_prompt
@@ -14,9 +15,28 @@ from dflash_fn.cli.pairs import block_and_width, open_pair
 from dflash_fn.text import chat_prompt
 
 if TYPE_CHECKING:
-    from dflash_fn.records import Pair
+    from dflash_fn.records import DecodeState, Pair
 
 __all__ = ["generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Where an answer begins.
+
+    Attributes:
+        state: to decode from.
+        seconds: that it took.
+        shown: text before the answer, which the answer goes on from; "" where it starts anew.
+        continues: whether the answer's first token belongs to the text before it.
+        block_size: B.
+    """
+
+    state: DecodeState
+    seconds: float
+    shown: str
+    continues: bool
+    block_size: int
 
 
 def generate(options: Options) -> None:
@@ -27,41 +47,53 @@ def generate(options: Options) -> None:
         DflashError: of any kind.
     """
     check_options(options)
-    text = read_prompt(options.prompt or "")
-    pair = open_pair(options.load, needs_draft="--check" if options.check else "")
-    block_size, width = block_and_width(options, pair)
+    load = saved.pair_of(options)
+    text = read_prompt(options.prompt) if options.prompt is not None else None
+    pair = open_pair(load, needs_draft="--check" if options.check else "")
     raw = options.raw or pair.tokenizer.chat_template is None
-    prompt = text if raw else chat_prompt(pair.tokenizer, [{"role": "user", "content": text}])
-    answer = _answered(options, pair, prompt, raw=raw, block_size=block_size, width=width)
-    check = _checked(options, pair, prompt, answer) if options.check and not answer.interrupted else None
+    with terminal.note("reading the prompt"):
+        begun = _begun(options, pair, text or "", raw) if options.resume is None else _resumed(options, pair, text, raw)
+        if options.check:
+            warm_up(begun.state, pair, block_size=begun.block_size)
+    answer = _answered(options, pair, begun)
+    check = _checked(options, pair, begun, answer) if options.check and not answer.interrupted else None
     if options.json:
-        report.print_object(report.answer_object(pair, answer, block_size=block_size, check=check))
+        report.print_object(report.answer_object(pair, answer, block_size=begun.block_size, check=check))
     elif check:
         terminal.console().print(render.check_lines(check, len(answer.tokens)))
+    saved.save(options, answer.state, pair)
     if answer.interrupted:
         raise typer.Exit(exits.INTERRUPTED)
     if check and not check.identical:
         raise typer.Exit(exits.DIFFERENT)
 
 
-def _answered(
-    options: Options, pair: Pair, prompt: str | list[int], *, raw: bool, block_size: int, width: int
-) -> Answer:
+def _begun(options: Options, pair: Pair, text: str, raw: bool) -> Begun:
+    block_size, width = block_and_width(options, pair)
+    prompt = text if raw else chat_prompt(pair.tokenizer, [{"role": "user", "content": text}])
+    state, seconds = opened(pair, prompt, seed=options.first_seed, width=width)
+    return Begun(state, seconds, text if raw else "", raw, block_size)
+
+
+def _resumed(options: Options, pair: Pair, text: str | None, raw: bool) -> Begun:
+    state, seconds = saved.resumed(options, pair)
+    state, seconds = saved.gone_on(state, pair, text, raw=raw, seconds=seconds)
+    shown = saved.text_of(state, pair) if raw else ""
+    return Begun(state, seconds, shown, raw or text is None, saved.block_size(options, pair, state))
+
+
+def _answered(options: Options, pair: Pair, begun: Begun) -> Answer:
     show = not options.json
-    with terminal.note("reading the prompt"):
-        state, seconds = opened(pair, prompt, seed=options.seed, width=width)
-        if options.check:
-            warm_up(state, pair, block_size=block_size)
-    if show and isinstance(prompt, str):
-        terminal.write(prompt, dim=True)
+    if show:
+        terminal.write(begun.shown, dim=True)
     answer = decode_answer(
-        state,
+        begun.state,
         pair,
         max_new_tokens=options.max_new_tokens,
-        block_size=block_size,
-        seconds=seconds,
+        block_size=begun.block_size,
+        seconds=begun.seconds,
         write=terminal.write if show else silent,
-        continues=raw,
+        continues=begun.continues,
         digests=options.check,
     )
     if show:
@@ -70,6 +102,7 @@ def _answered(
     return answer
 
 
-def _checked(options: Options, pair: Pair, prompt: str | list[int], answer: Answer) -> Check:
+def _checked(options: Options, pair: Pair, begun: Begun, answer: Answer) -> Check:
+    prompt = list(begun.state.tokens[0])
     with terminal.note("decoding without the draft"):
         return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens)

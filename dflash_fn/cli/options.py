@@ -1,13 +1,15 @@
-"""What the user asked `generate` for, and the checks that need no weights."""
+"""What the user asked `generate` or `trace record` for, and the checks that need no weights."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from dflash_fn.errors import InputError
 
-__all__ = ["DTYPES", "Options", "PairOptions", "check_options", "read_prompt"]
+__all__ = ["DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -42,7 +44,7 @@ class PairOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `generate` was asked for; the names are those of its flags."""
+    """What `generate` was asked for; the names are those of its flags, and None is a flag that was not given."""
 
     load: PairOptions
     prompt: str | None = None
@@ -53,17 +55,29 @@ class Options:
     block_size: int | None = None
     width: int | None = None
     max_new_tokens: int = 128
-    seed: int = 0
+    seed: int | None = None
+    save_state: str | None = None
+    resume: str | None = None
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of a new state."""
+        return self.seed or 0
 
 
 def check_options(options: Options) -> None:
     """Raise InputError for what cannot be done, whatever the weights are."""
-    _check_load(options.load)
+    check_load(options.load)
     _check_numbers(options)
     _check_modes(options)
+    if options.resume is not None:
+        _check_resume(options)
+    if options.save_state is not None:
+        check_place("--save-state", options.save_state)
 
 
-def _check_load(load: PairOptions) -> None:
+def check_load(load: PairOptions) -> None:
+    """Raise InputError for a pair that cannot be meant."""
     if load.pair is not None and load.target is not None:
         raise InputError("--pair and --target exclude each other; --pair NAME --draft PATH replaces a pair's draft")
     for flag, value in (("--target", load.target), ("--draft", load.draft), ("--pair", load.pair)):
@@ -83,7 +97,7 @@ def _check_numbers(options: Options) -> None:
     for flag, (value, least) in bounds.items():
         if value is not None and value < least:
             raise InputError(f"{flag}: got {value}, expected {least} or more")
-    if options.seed >= 2**64:
+    if options.first_seed >= 2**64:
         raise InputError(f"--seed: got {options.seed}, expected less than 2**64")
     if options.width is not None and options.block_size is not None and options.width < options.block_size:
         raise InputError(f"--width {options.width} is below --block-size {options.block_size}; the block must fit in")
@@ -96,8 +110,26 @@ def _check_modes(options: Options) -> None:
                 raise InputError(f"--chat and {flag} exclude each other")
         if options.prompt == "-":
             raise InputError("--chat reads its turns from stdin, so the prompt cannot be -")
-    elif options.prompt is None:
+    elif options.prompt is None and options.resume is None:
         raise InputError("no prompt; give one, or - to read it from stdin, or --chat")
+
+
+def _check_resume(options: Options) -> None:
+    given = {"--width": options.width, "--seed": options.seed, "--check": options.check or None}
+    for flag, value in given.items():
+        if value is not None:
+            raise InputError(f"--resume and {flag} exclude each other; a saved state has its own width, seed and past")
+
+
+def check_place(flag: str, path: str) -> None:
+    """Raise InputError where no file can be written at a path."""
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        raise InputError(f"{flag}: {path} is a folder; give the name of a file")
+    if not folder.is_dir():
+        raise InputError(f"{flag} {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{flag} {path}: the folder {folder} cannot be written to")
 
 
 def read_prompt(prompt: str) -> str:

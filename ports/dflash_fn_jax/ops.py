@@ -61,7 +61,8 @@ def scope(dtype: str) -> Iterator[None]:
 
 def own(values: np.ndarray, dtype: Any = None) -> Array:
     """Copy numpy's array: jax would share its memory, and that may be a mapped file or the caller's to change."""
-    return jnp.array(values, dtype=dtype, copy=True)
+    with np.errstate(over="ignore"):  # what a dtype cannot hold is infinite, and whoever sees the logits says so
+        return jnp.array(values, dtype=dtype, copy=True)
 
 
 def padded(values: np.ndarray, fill: int = 0) -> np.ndarray:

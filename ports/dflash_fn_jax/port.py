@@ -24,6 +24,7 @@ from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
 from dflash_fn_jax import cache as kv
+from dflash_fn_jax import xp
 from dflash_fn_jax.decoder import target_pass
 from dflash_fn_jax.draft import draft_context, draft_pass
 from dflash_fn_jax.ops import STRIDE, own, scope
@@ -49,8 +50,8 @@ class JaxPort:
 
     @property
     def xp(self) -> Any:
-        """Numpy."""
-        return np
+        """Numpy and bfloat16."""
+        return xp
 
     def info(self) -> PortInfo:
         """Say what jax runs on; products of a matrix and one token are computed by one thread."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.tolerances import TIE
+
 KNOWN = Path(__file__).resolve().parents[1] / "known"
 
 
@@ -45,7 +47,7 @@ class Divergence:
         ours: the two best of this library.
         theirs: the two best of the other program.
         apart: largest difference between the two rows of logits.
-        tolerance: largest gap that rounding excuses, in logits.
+        bound: how far apart rounding may put them.
     """
 
     what: str
@@ -53,18 +55,18 @@ class Divergence:
     ours: Top2
     theirs: Top2
     apart: float
-    tolerance: float
+    bound: float
 
     @property
     def near_tie(self) -> bool:
-        """Whether both gaps and the distance of the logits are within what rounding may do."""
-        return max(self.ours.gap, self.theirs.gap, self.apart) <= self.tolerance
+        """Whether the distance of the logits and both gaps are within what rounding may do."""
+        return self.apart <= self.bound and max(self.ours.gap, self.theirs.gap) <= TIE * self.bound
 
     def __str__(self) -> str:
         judged = "a near tie" if self.near_tie else "NO near tie"
         return (
-            f"{self.what}, position {self.position}: ours {self.ours}, theirs {self.theirs}; logits up to "
-            f"{self.apart:.3g} apart, tolerance {self.tolerance:.3g}: {judged}"
+            f"{self.what}, position {self.position}: ours {self.ours}, theirs {self.theirs} (rounding may do "
+            f"{TIE * self.bound:.3g}); logits up to {self.apart:.3g} apart (rounding may do {self.bound:.3g}): {judged}"
         )
 
 
@@ -77,7 +79,7 @@ def top2(logits: np.ndarray) -> Top2:
 
 
 def explain_divergence(
-    what: str, position: int, ours: np.ndarray, theirs: np.ndarray, *, relative_tolerance: float
+    what: str, position: int, ours: np.ndarray, theirs: np.ndarray, *, relative_bound: float
 ) -> Divergence:
     """Describe what two programs saw at the first position where they chose differently.
 
@@ -86,11 +88,11 @@ def explain_divergence(
         position: absolute index of the chosen token.
         ours: [V] logits of this library, after the tokens that both agree on.
         theirs: [V] logits of the other program after the same tokens.
-        relative_tolerance: of `tests.tolerances.tie`; multiplied with the largest magnitude in the rows.
+        relative_bound: of `tests.tolerances.bound`; multiplied with the largest magnitude in the rows.
     """
     mine, other = top2(ours), top2(theirs)
     apart = float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max())
-    return Divergence(what, position, mine, other, apart, relative_tolerance * max(mine.scale, other.scale))
+    return Divergence(what, position, mine, other, apart, relative_bound * max(mine.scale, other.scale))
 
 
 def demand_near_tie(found: Divergence) -> None:

@@ -28,16 +28,17 @@ PROPOSERS: dict[str, Callable[[Sequence[Sequence[int]], int], Proposer | None]] 
 
 @st.composite
 def targets(draw: st.DrawFn) -> TargetDesign:
-    """Any target whose heads have a size that is a multiple of four."""
+    """Any target with at least two heads, whose size is a multiple of four."""
     family = draw(st.sampled_from(["llama", "qwen3"]))
     kv_heads = draw(st.integers(1, 3))
+    group = draw(st.integers(1 if kv_heads > 1 else 2, 3))
     return TargetDesign(
         seed=draw(SEEDS),
         family=family,
         layers=draw(st.integers(1, 3)),
         hidden=draw(st.sampled_from([16, 20, 24, 32])),
         inner=draw(st.sampled_from([16, 20, 33, 48])),
-        heads=kv_heads * draw(st.integers(1, 3)),
+        heads=kv_heads * group,
         kv_heads=kv_heads,
         head_dim=draw(st.sampled_from([4, 8, 16])),
         vocab=draw(st.sampled_from([32, 37, 48, 64])),

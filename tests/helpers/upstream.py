@@ -15,7 +15,7 @@ import pytest
 
 from dflash_fn import DecodeState, Pair, StepInfo, prefill, rounds
 from tests.helpers.divergence import Divergence, explain_divergence, first_difference
-from tests.tolerances import tie
+from tests.tolerances import bound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +136,7 @@ def _target_divergence(pair: Pair, mine: OurRound, other: Round, slot: int) -> D
         mine.position + slot,
         as_numpy(mine.info.logits[0, slot]),
         as_numpy(other.target_logits[slot]),
-        relative_tolerance=tie(pair.target.dtype, "logits", pair.target.spec),
+        relative_bound=bound(pair.target.dtype, "logits", pair.target.spec),
     )
 
 
@@ -148,7 +148,7 @@ def _draft_divergence(pair: Pair, mine: OurRound, other: Round, slot: int) -> Di
         mine.position + slot,
         as_numpy(our_draft_logits(pair, mine.before)[slot]),
         as_numpy(other.draft_logits[slot]),
-        relative_tolerance=tie(
+        relative_bound=bound(
             pair.draft.dtype, "draft_logits", pair.draft.spec, layers=pair.draft.spec.num_layers + tapped
         ),
     )

@@ -87,17 +87,14 @@ def test_bits_hold_for_every_size_of_the_mlp(port: Port, checkpoints: Checkpoint
 
 
 @pytest.mark.parametrize("head_dim", [2, 4, 6, 8, 10, 12, 16, 20, 32])
-def test_bits_hold_for_every_size_of_head_or_it_is_refused(
-    port: Port, checkpoints: Checkpoints, head_dim: int
-) -> None:
+def test_bits_hold_for_every_size_of_head_or_it_is_refused(port: Port, checkpoints: Checkpoints, head_dim: int) -> None:
     design = replace(EVEN, head_dim=head_dim)
     try:
         pair = checkpoints.pair(port, design)
-    except errors.UnsupportedModel as error:
-        assert head_dim % 8
-        assert str(error).startswith(f"{checkpoints.folder(design)}: got head_dim {head_dim}; port {port.name} ")
-        return
-    check(pair, prompt_of(7, 48), 8, 24)
+    except errors.UnsupportedModel:
+        assert head_dim % 8  # no real model has such heads
+    else:
+        check(pair, prompt_of(7, 48), 8, 24)
 
 
 @pytest.mark.parametrize("hidden", [16, 20, 24, 33])

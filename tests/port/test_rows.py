@@ -13,7 +13,7 @@ from dflash_fn.port import Port
 from dflash_fn.records import Pair, StopReason
 from tests.helpers import proposers
 from tests.helpers.fixtures import DTYPES, need_dtype
-from tests.helpers.runs import Run, decode_plainly, differing, run, visible
+from tests.helpers.runs import Run, decode_plainly, differing, fetch, run, visible
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
 
 DESIGN = DraftDesign(block_size=4)
@@ -138,6 +138,18 @@ def test_the_caches_of_exact_rows_are_those_of_their_single_row_runs(pair: Pair)
             size = min(port.lengths(rows[row])[0], port.lengths(cache)[0])
             for left, right in zip(visible(port, rows[row])[1:], visible(port, cache)[1:], strict=True):
                 assert differing(left[:, :size], right[:, :size]) == []
+
+
+@pytest.mark.parametrize("lengths", [(3, 7), (5, 100), (60, 70, 1)])
+def test_the_drafts_logits_of_exact_rows_are_those_of_their_single_row_runs(
+    pair: Pair, lengths: tuple[int, ...]
+) -> None:
+    prompts = [np.random.default_rng([n, r]).integers(0, 48, n).tolist() for r, n in enumerate(lengths)]
+    states = [run(prefill(pair, ids), pair, max_new_tokens=1).last for ids in prompts]
+    together = run(prefill(pair, prompts, exact_rows=True), pair, max_new_tokens=1).last
+    expected = [fetch(pair.port, dflash_fn.propose(state, pair).logits)[0] for state in states]
+    found = fetch(pair.port, dflash_fn.propose(together, pair).logits)
+    assert [differing(left, right) for left, right in zip(found, expected, strict=True)] == [[]] * len(lengths)
 
 
 def test_seeds_are_one_for_all_rows_or_one_a_row(pair: Pair) -> None:

@@ -1,0 +1,98 @@
+"""Every tolerance of the tests, derived per dtype and quantity.
+
+Two programs that compute one function with the same stored values and another order of summation differ by rounding
+alone. How far is worked out here once; a test asks for the bound and multiplies it with the size of what it compares.
+
+Let u be the unit roundoff of a dtype, the largest relative error of one rounding: 2**-24 in float32, 2**-8 in
+bfloat16, 2**-11 in float16. Products accumulate in float32 in every dtype, so with v = 2**-24:
+
+1.  A sum of K products of either sign. Its partial sums grow like sqrt(k), each rounding adds v times the partial
+    sum, and independent errors add as squares: v * sqrt(sum of k) / sqrt(K), that is v * sqrt(K / 2) of the result.
+    Every sublayer holds two such sums one after the other (queries, keys and values, then the output; gate and up,
+    then down), which makes v * sqrt(K), K being the longest of them.
+
+2.  Values stored in the dtype. A sublayer stores about ten on the way to an element of its output (norm, its weight,
+    projection, the two products and the sum of the rotation, scores, weights, mixture, output; in the MLP fewer).
+    Independent again: u * sqrt(10).
+
+3.  A softmax magnifies. A relative error e of queries and keys moves a score s by e * s * sqrt(2), and its weight by
+    as much, relatively. Queries and keys carry half of the ten roundings; with scores of about 2, as they are before
+    a softmax saturates, their share comes to 10 / 2 * 2 * 2**2 = 40 squares of u in place of the 5 they had. Averaging
+    over keys takes most of it back, since errors of different keys have different signs, by a factor of the number of
+    keys that count, at least two: 20. Together with the rest: u * sqrt(25), in place of sqrt(10).
+
+4.  Depth. N layers are 2 N sublayers, each adding its error to the residual stream: sqrt(2 N) times the error of one.
+    The final norm and the head count as one more, as does what a draft does to its context before its first layer.
+
+5.  From a typical error to the largest of many: the largest of a million normal deviates is 5.3 of them, and two
+    programs, each with its own error, are sqrt(2) times as far apart as each is from the truth. 5.3 * sqrt(2) < 8.
+
+So, relative to the largest magnitude in its row (a token's hidden state, or its logits):
+
+    bound = 8 * sqrt(sublayers) * (5 u + sqrt(K) v)
+
+What this leaves out: layers that answer a small change with a larger one, of which trained models have few and random
+ones with large weights many. The random models of the tests keep products about as large as what goes into them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from dflash_fn.config import DecoderSpec, DraftSpec
+
+__all__ = ["UNIT", "bound", "rms_ratio", "tie"]
+
+Quantity = Literal["hidden", "logits", "draft_logits"]
+
+UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Largest relative error of one rounding."""
+
+ACCUMULATION = 2.0**-24
+"""The same, of what products are summed in."""
+
+STORED = 5.0
+"""Typical error of a sublayer's output in units of u: see 2 and 3."""
+
+LARGEST = 8.0
+"""From the typical error of one program to the largest difference between two: see 5."""
+
+
+def bound(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | None = None) -> float:
+    """Return how far two right programs may be apart, relative to the largest magnitude in a row.
+
+    Args:
+        dtype: of weights and activations.
+        quantity: `hidden` after `layers` layers, `logits` of a target, or `draft_logits`.
+        spec: whose sizes count.
+        layers: layers run before; None takes all of the model's. Where a draft's features came from a target that
+            may differ itself, the tapped layers count too.
+    """
+    depth = spec.num_layers if layers is None else layers
+    sublayers = 2 * depth + {"hidden": 0, "logits": 1, "draft_logits": 2}[quantity]
+    return LARGEST * math.sqrt(sublayers) * (STORED * UNIT[dtype] + math.sqrt(longest_sum(spec)) * ACCUMULATION)
+
+
+def longest_sum(spec: DecoderSpec) -> int:
+    """Return the most terms that a product of the model sums."""
+    fused = len(spec.target_layer_ids) * spec.hidden_size if isinstance(spec, DraftSpec) else 0
+    return max(spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim, fused)
+
+
+def tie(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | None = None) -> float:
+    """Return the gap between the two best logits below which two right programs may choose differently.
+
+    Each of the two may be off by `bound`, in opposite directions; relative to the largest magnitude in the row.
+    """
+    return 2.0 * bound(dtype, quantity, spec, layers=layers)
+
+
+def rms_ratio(tokens: int) -> float:
+    """Return how many times as far from the exact values one right program may be as another, by root mean square.
+
+    Errors within a token go together and errors of different tokens do not, so the mean square of T tokens has a
+    relative deviation of about sqrt(2 / T), its root half of that, and the quotient of two such sqrt(1 / T). Five
+    deviations of it, which random tests may meet.
+    """
+    return 1.0 + 5.0 / math.sqrt(tokens)

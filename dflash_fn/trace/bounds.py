@@ -1,0 +1,66 @@
+"""How far two right programs may be apart in each quantity of a trace: `dflash_fn.tolerances`, put in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_fn import tolerances
+from dflash_fn.records import Pair
+from dflash_fn.trace.comparing import Layers
+
+__all__ = ["UNIFORM", "Bounds", "bounds_of"]
+
+UNIFORM = 2.0**-24
+"""Of a uniform: a port without float64 rounds it to float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds relative to the largest magnitude among the numbers of a token (a layer's K, a hidden state, logits).
+
+    Attributes:
+        features: one a tapped layer.
+        target_cache: one a layer.
+        draft_cache: one a layer.
+        target_logits: of the target.
+        draft_logits: of the draft, the tapped layers of the target included.
+        tie: gap between two of the target's logits below which either may be chosen.
+        draft_tie: the same of the draft's.
+    """
+
+    features: Layers
+    target_cache: Layers
+    draft_cache: Layers
+    target_logits: float
+    draft_logits: float
+    tie: float
+    draft_tie: float
+
+
+def bounds_of(pair: Pair, dtype: str) -> Bounds:
+    """Return the bounds for a pair, against a trace in `dtype`; the coarser of the two dtypes counts.
+
+    Keys and values of layer l are made within it, after l whole layers. A draft makes its context's of the tapped
+    layers, however deep it is itself.
+    """
+    coarser = max(dtype, pair.target.dtype, key=lambda name: tolerances.UNIT.get(name, 0.0))
+    name = coarser if coarser in tolerances.UNIT else "float32"
+    target = pair.target.spec
+    deep = [tolerances.bound(name, "hidden", target, layers=layer + 1) for layer in range(target.num_layers)]
+    logits, tie = tolerances.bound(name, "logits", target), tolerances.tie(name, "logits", target)
+    if pair.draft is None:
+        return Bounds(Layers(()), Layers(tuple(deep)), Layers(()), logits, 0.0, tie, 0.0)
+    draft, taps = pair.draft.spec, pair.draft.spec.target_layer_ids
+    reach = max(taps) + 1
+    whole = reach + draft.num_layers
+    # the last layer's output is tapped after the final norm, which counts as the head does
+    tapped = tuple(logits if tap + 1 == target.num_layers else deep[tap] for tap in taps)
+    return Bounds(
+        features=Layers(tapped, taps),
+        target_cache=Layers(tuple(deep)),
+        draft_cache=Layers((tolerances.bound(name, "draft_logits", draft, layers=reach),) * draft.num_layers),
+        target_logits=logits,
+        draft_logits=tolerances.bound(name, "draft_logits", draft, layers=whole),
+        tie=tie,
+        draft_tie=tolerances.tie(name, "draft_logits", draft, layers=whole),
+    )
