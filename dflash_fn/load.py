@@ -36,7 +36,8 @@ def load_pair(
 
     Args:
         target: a checkpoint folder, a hub id, or a model in memory (torch: a transformers model, mlx: an mlx-lm model,
-            which has no stop ids), which is read and never changed; its weights are used where they are.
+            which has no stop ids), which is read and never changed. On a CPU torch copies
+            its matrices into the layout for products; else they are used in place.
         draft: the same for a DFlash draft in upstream's format; None for plain decoding.
         port: a registered port's name, or a port.
         dtype: `float32`, `bfloat16` or `float16`; None takes float32 on a CPU, the checkpoint's own on an

@@ -16,7 +16,7 @@ TAU_DEFINITION = "tau = mean tokens emitted per step (accepted drafted tokens + 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to. The opening step, whose token no draft could guess, counts in `num_tokens` alone.
+    """What a run came to. The opening step, in which nothing is drafted, counts in `num_tokens` alone.
 
     Attributes:
         steps: steps in which the row emitted something.

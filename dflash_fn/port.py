@@ -62,7 +62,7 @@ class Port(Protocol):
 
     Attributes:
         name: as it is registered, such as `torch`.
-        prefill_width: tokens in a whole prefill chunk. A shorter last chunk is padded (see `dflash_fn.steps`).
+        prefill_width: tokens in a whole prefill chunk. A shorter last chunk is padded (see `dflash_fn.opening`).
         max_width: the widest verification for which the guarantee of `target_pass` holds.
         xp: the port's array namespace, within the subset of the array API standard that `dflash_fn.policies` lists.
     """

@@ -190,6 +190,7 @@ def judge(
         the drafted tokens, B - 1 a row; and the kept ones with the extra one, `num_accepted + 1` a row.
 
     Raises:
+        InputError: the policy accepted more tokens than were drafted, or emits one that there is not.
         NonFiniteError: the target's or the draft's logits hold NaN or infinity.
     """
     xp, size = pair.port.xp, proposal.tokens.shape[1] + 1
@@ -205,8 +206,18 @@ def judge(
         columns.append(xp.astype(proposal.finite, proposal.tokens.dtype)[:, None])
     fetched = pair.port.to_numpy(xp.concat(columns, axis=1)).tolist()
     _check_finite(state, pair, [row[size + 1 :] for row in fetched])
+    _check_verdict(policy, size, pair.target.spec.vocab_size, [row[size - 1 : size + 1] for row in fetched])
     drafted = tuple(tuple(row[: size - 1]) for row in fetched)
     return drafted, [(*row[: row[size - 1]], row[size]) for row in fetched]
+
+
+def _check_verdict(policy: Policy, size: int, vocab_size: int, verdicts: list[list[int]]) -> None:
+    for row, (count, token) in enumerate(verdicts):
+        if not 0 <= count < size or not 0 <= token < vocab_size:
+            raise errors.InputError(
+                f"row {row}: policy {policy.name!r} accepted {count} of {size - 1} drafted tokens and emits token "
+                f"{token}; expected 0 to {size - 1}, and an id below {vocab_size}"
+            )
 
 
 def _uniforms(state: DecodeState, pair: Pair, policy: Policy, size: int) -> Mapping[str, Array]:

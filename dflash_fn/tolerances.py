@@ -1,7 +1,7 @@
-"""Every tolerance of the tests, derived per dtype and quantity.
+"""How far two right programs may be apart, derived per dtype and quantity: every tolerance there is.
 
 Two programs that compute one function with the same stored values and another order of summation differ by rounding
-alone. How far is worked out here once; a test asks for the bound and multiplies it with the size of what it compares.
+alone. How far is worked out here once; who compares multiplies the bound with the size of what is compared.
 
 Let u be the unit roundoff of a dtype, the largest relative error of one rounding: 2**-24 in float32, 2**-8 in
 bfloat16, 2**-11 in float16. Products accumulate in float32 in every dtype, so with v = 2**-24:
@@ -42,7 +42,7 @@ from typing import Literal
 
 from dflash_fn.config import DecoderSpec, DraftSpec
 
-__all__ = ["UNIT", "bound", "rms_ratio", "tie"]
+__all__ = ["TIE", "UNIT", "bound", "rms_ratio"]
 
 Quantity = Literal["hidden", "logits", "draft_logits"]
 
@@ -57,6 +57,10 @@ STORED = 5.0
 
 LARGEST = 8.0
 """From the typical error of one program to the largest difference between two: see 5."""
+
+TIE = 2.0
+"""Gap between two logits below which two right programs may choose differently, in units of `bound`: one of the two
+logits may be higher by that in one program, and the other lower."""
 
 
 def bound(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | None = None) -> float:
@@ -78,14 +82,6 @@ def longest_sum(spec: DecoderSpec) -> int:
     """Return the most terms that a product of the model sums."""
     fused = len(spec.target_layer_ids) * spec.hidden_size if isinstance(spec, DraftSpec) else 0
     return max(spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim, fused)
-
-
-def tie(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | None = None) -> float:
-    """Return the gap between the two best logits below which two right programs may choose differently.
-
-    Each of the two may be off by `bound`, in opposite directions; relative to the largest magnitude in the row.
-    """
-    return 2.0 * bound(dtype, quantity, spec, layers=layers)
 
 
 def rms_ratio(tokens: int) -> float:

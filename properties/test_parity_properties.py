@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_fn import load_pair
+from dflash_fn.tolerances import UNIT, bound
 from tests.helpers.parity_models import (
     CONFIGS,
     LINEAR,
@@ -17,7 +18,6 @@ from tests.helpers.parity_models import (
     said_by_port,
     said_by_transformers,
 )
-from tests.tolerances import UNIT, bound
 
 ROPES = [None, LINEAR, LLAMA3, YARN]
 OPTIONS = {

@@ -29,10 +29,10 @@ from transformers.generation.logits_process import LogitNormalization, LogitsPro
 import dflash_fn
 from dflash_fn import errors, zoo
 from dflash_fn.metrics import summarize
+from dflash_fn.tolerances import bound
 from tests.helpers.divergence import explain_divergence, first_difference
 from tests.helpers.fixtures import checkpoints as checkpoints
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
-from tests.tolerances import bound, tie
 
 CODE = "class Stack:\n    def __init__(self):\n"
 BATCH = (CODE, "def f(x):", "import os\nimport sys\n\n\ndef main(args):\n    for name in ")
@@ -89,7 +89,7 @@ def demand_same(ours: Any, theirs: Any, start: int) -> None:
         assert at is not None or len(mine) == len(other)
         if at is not None:
             logits = [made.logits[at - start][row].numpy() for made in (ours, theirs)]
-            found = explain_divergence(f"row {row}", at, *logits, relative_tolerance=tie("float32", "logits", spec))
+            found = explain_divergence(f"row {row}", at, *logits, relative_bound=bound("float32", "logits", spec))
             assert found.near_tie, str(found)
 
 

@@ -26,9 +26,9 @@ import dflash_fn
 from dflash_fn import errors
 from dflash_fn.records import Model, Pair
 from dflash_fn.sources import Source
+from dflash_fn.tolerances import bound
 from tests.helpers.runs import fetch, run, same
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
-from tests.tolerances import bound
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]

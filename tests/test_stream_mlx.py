@@ -13,8 +13,8 @@ import dflash_fn
 from dflash_fn import errors, zoo
 from dflash_fn.config import parse_target
 from dflash_fn.sources import read_config
+from dflash_fn.tolerances import TIE, bound
 from tests.helpers.divergence import explain_divergence, first_difference
-from tests.tolerances import tie
 
 INSTALL = "pip install 'dflash-fn[mlx]'"
 mx: Any = pytest.importorskip("mlx.core", reason=f"needs mlx: {INSTALL}")
@@ -60,7 +60,7 @@ def shared(ours: list[Any], other: list[Any], dtype: str, files: Any) -> int:
         return len(ours)
     spec = parse_target(read_config(files.target))
     rows = host(ours[at].logprobs), host(other[at].logprobs)
-    found = explain_divergence(f"token {at}", at, *rows, relative_tolerance=tie(dtype, "logits", spec))  # pyright: ignore[reportArgumentType]
+    found = explain_divergence(f"token {at}", at, *rows, relative_bound=bound(dtype, "logits", spec))  # pyright: ignore[reportArgumentType]
     assert found.near_tie, str(found)
     return at
 
@@ -102,7 +102,7 @@ def test_log_probabilities_are_near(loaded: tuple[Any, Any, str], files: Any) ->
     model, tokenizer, dtype = loaded
     ours = next(dflash_fn.stream_generate(model, tokenizer, PROMPTS[0], draft=files.draft, max_tokens=1))
     other = theirs(model, tokenizer, PROMPTS[0], 1)[0]
-    scale = tie(dtype, "logits", parse_target(read_config(files.target)))  # pyright: ignore[reportArgumentType]
+    scale = TIE * bound(dtype, "logits", parse_target(read_config(files.target)))  # pyright: ignore[reportArgumentType]
     assert np.abs(host(ours.logprobs) - host(other.logprobs)).max() <= scale * np.abs(host(other.logprobs)).max()
 
 

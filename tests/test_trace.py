@@ -337,11 +337,11 @@ def test_another_pair_is_refused(checkpoints: Checkpoints, pair: Pair, trace: Tr
 
 
 def judged(
-    ours: list[float], theirs: list[float], tokens: tuple[int, int], tie: float = 0.01, top_k: int | None = None
+    ours: list[float], theirs: list[float], tokens: tuple[int, int], bound: float = 0.005, top_k: int | None = None
 ) -> Deviation:
     view = view_logits(Bits("float64", np.array([theirs])), top_k)
     found = Bits("float64", np.array([ours]))
-    return compare_choice(Place(1, 0), "verdict", tokens, view, found, tie, index=0, first_slot=0)
+    return compare_choice(Place(1, 0), "verdict", tokens, view, found, bound, index=0, first_slot=0)
 
 
 def test_a_near_tie_has_both_gaps_within_the_bound() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_fn import Pair, load_pair, prefill, rounds, zoo
+from dflash_fn.tolerances import UNIT, bound, rms_ratio
 from tests.helpers.divergence import (
     Divergence,
     demand_near_tie,
@@ -36,7 +37,6 @@ from tests.helpers.parity_models import (
     tiny_target,
 )
 from tests.helpers.upstream import as_numpy
-from tests.tolerances import UNIT, bound, rms_ratio
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

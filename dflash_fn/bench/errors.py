@@ -1,8 +1,11 @@
 """How far every installed port is from jax in float64, next to the bound that the tests use.
 
 The same tokens go through each port and dtype in verifications of 16, and through the draft in blocks. Every port
-computes with the cos and sin of `dflash_fn.rope`, so these are no error. Weights are rounded to the dtype, which is
-an error of the first kind: the bound does not allow for it, and what exceeds it in half precision may be due to it.
+computes with the cos and sin of `dflash_fn.rope`, so that these count as exact. Weights that the dtype cannot hold are
+rounded to it, for which the bound, made for programs that hold the same weights, has no allowance.
+
+`relative` is to the largest magnitude in a token's row of a layer; it and the bound are those of the row that takes
+the largest share of its bound. A layer's keys and values have the bound of the hidden state that it leaves.
 """
 
 from __future__ import annotations
@@ -181,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a Markdown file, in place of standard output")
     options = parser.parse_args(arguments)
     backends = ", ".join(f"{port.info().backend} ({port.info().devices[0]})" for port in _installed())
-    command = "python -m dflash_fn.bench.errors --pairs " + " ".join(options.pairs)
+    command = f"python -m dflash_fn.bench.errors --pairs {' '.join(options.pairs)} --tokens {options.tokens}"
     head = f"# Errors against float64\n\n{__doc__}\nMade by `{command}` with {backends}, on {platform.machine()}.\n"
     text = "\n".join([head, *(table(name, options.tokens) for name in options.pairs)])
     if options.out:

@@ -24,8 +24,6 @@ class Bounds:
         draft_cache: one a layer.
         target_logits: of the target.
         draft_logits: of the draft, the tapped layers of the target included.
-        tie: gap between two of the target's logits below which either may be chosen.
-        draft_tie: the same of the draft's.
     """
 
     features: Layers
@@ -33,8 +31,6 @@ class Bounds:
     draft_cache: Layers
     target_logits: float
     draft_logits: float
-    tie: float
-    draft_tie: float
 
 
 def bounds_of(pair: Pair, dtype: str) -> Bounds:
@@ -47,9 +43,9 @@ def bounds_of(pair: Pair, dtype: str) -> Bounds:
     name = coarser if coarser in tolerances.UNIT else "float32"
     target = pair.target.spec
     deep = [tolerances.bound(name, "hidden", target, layers=layer + 1) for layer in range(target.num_layers)]
-    logits, tie = tolerances.bound(name, "logits", target), tolerances.tie(name, "logits", target)
+    logits = tolerances.bound(name, "logits", target)
     if pair.draft is None:
-        return Bounds(Layers(()), Layers(tuple(deep)), Layers(()), logits, 0.0, tie, 0.0)
+        return Bounds(Layers(()), Layers(tuple(deep)), Layers(()), logits, 0.0)
     draft, taps = pair.draft.spec, pair.draft.spec.target_layer_ids
     reach = max(taps) + 1
     whole = reach + draft.num_layers
@@ -61,6 +57,4 @@ def bounds_of(pair: Pair, dtype: str) -> Bounds:
         draft_cache=Layers((tolerances.bound(name, "draft_logits", draft, layers=reach),) * draft.num_layers),
         target_logits=logits,
         draft_logits=tolerances.bound(name, "draft_logits", draft, layers=whole),
-        tie=tie,
-        draft_tie=tolerances.tie(name, "draft_logits", draft, layers=whole),
     )

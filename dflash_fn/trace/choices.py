@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dflash_fn.container import Bits
+from dflash_fn.tolerances import TIE
 from dflash_fn.trace.comparing import Place
 from dflash_fn.trace.records import LogitsView
 from dflash_fn.trace.report import Deviation
@@ -74,7 +75,7 @@ def compare_choice(
     tokens: tuple[int, int],
     recorded: LogitsView | None,
     found: Bits,
-    tie: float,
+    bound: float,
     *,
     index: int,
     first_slot: int,
@@ -82,7 +83,7 @@ def compare_choice(
 ) -> Deviation:
     """Judge two different choices of a token by the same logits: a near tie, or a difference.
 
-    It is a near tie where on both sides the logits of the two tokens are at most `tie` apart, relative to the peak.
+    It is a near tie where on both sides the logits of the two tokens are at most `TIE` bounds apart.
     A tie that is exact on both sides is none: the first index wins.
 
     Args:
@@ -91,7 +92,7 @@ def compare_choice(
         tokens: that was recorded, and that was found.
         recorded: the logits that the first was chosen by; None where they are not known.
         found: [S, V], the logits that the other was chosen by.
-        tie: relative bound.
+        bound: of one logit, relative to the peak.
         index: into S.
         first_slot: slot of index 0.
         note: to begin the deviation's with.
@@ -99,7 +100,7 @@ def compare_choice(
     values = floats(found)[index].astype(np.float64)
     theirs = _recorded_gap(recorded, index, *tokens)
     ours = float(values[tokens[1]] - values[tokens[0]])
-    limit = tie * float(np.abs(values).max())
+    limit = TIE * bound * float(np.abs(values).max())
     gaps = [ours] if theirs is None else [theirs, ours]
     near = all(0.0 <= gap <= limit for gap in gaps) and any(gaps)
     text = f"recorded {tokens[0]}, found {tokens[1]}"

@@ -105,7 +105,7 @@ def _drafting(at: Place, row: RowStep, found: Found, index: int, bounds: Bounds)
     for slot, tokens in enumerate(zip(row.block[1:], drafted, strict=True)):
         if tokens[0] != tokens[1]:
             yield compare_choice(
-                at, "drafted", tokens, row.draft_logits, logits[index], bounds.draft_tie, index=slot, first_slot=1
+                at, "drafted", tokens, row.draft_logits, logits[index], bounds.draft_logits, index=slot, first_slot=1
             )
 
 
@@ -125,6 +125,6 @@ def _verdict(at: Place, row: RowStep, kept: tuple[int, ...], logits: Bits, bound
         return at.exact("verdict", row.kept, kept)
     note = f"recorded {row.num_accepted} accepted, found {len(kept) - 1}"
     return compare_choice(
-        at, "verdict", (row.kept[slot], kept[slot]), row.target_logits, logits, bounds.tie,
+        at, "verdict", (row.kept[slot], kept[slot]), row.target_logits, logits, bounds.target_logits,
         index=slot, first_slot=0, note=note,
     )  # fmt: skip

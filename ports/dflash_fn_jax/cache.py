@@ -5,16 +5,18 @@ Slots beyond a row's length hold whatever an earlier pass left there; no query s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from dflash_fn_jax.ops import scope
+from dflash_fn.container import Bits
+from dflash_fn_jax.ops import from_bits, own, scope, to_bits
 
-__all__ = ["Cache", "Family", "Row", "append", "mark", "new", "reserve", "rewind", "select"]
+__all__ = ["Cache", "Family", "Row", "append", "export", "mark", "new", "reserve", "restore", "rewind", "select"]
 
 LEAST_CAPACITY = 512
 """Capacities are this times a power of two: every other one would be compiled for anew."""
@@ -89,6 +91,34 @@ def reserve(row: Row, capacity: int) -> Row:
     with scope(str(row.keys[0].dtype)):
         keys, values = (tuple(jnp.pad(store, extra) for store in stores) for stores in (row.keys, row.values))
     return replace(row, keys=keys, values=values)
+
+
+def export(cache: Cache) -> dict[str, Bits]:
+    """Return the visible slots, as `dflash_fn.port.Port.export_cache` names them."""
+    return {
+        f"{layer}.{index}.{kind}": to_bits(np.asarray(store)[: row.length])
+        for index, row in enumerate(cache)
+        for kind, stores in (("keys", row.keys), ("values", row.values))
+        for layer, store in enumerate(stores)
+    }
+
+
+def restore(empty: Row, arrays: Mapping[str, Bits], lengths: tuple[int, ...], marks: tuple[int, ...]) -> Cache:
+    """Return a cache of what `export` returned, each row in the place of an empty one."""
+    rows = []
+    with scope(str(empty.keys[0].dtype)):
+        for index, (length, mark) in enumerate(zip(lengths, marks, strict=True)):
+            keys, values = (
+                tuple(_filled(empty, arrays[f"{layer}.{index}.{kind}"]) for layer in range(len(empty.keys)))
+                for kind in ("keys", "values")
+            )
+            rows.append(Row(keys, values, length, mark))
+    return tuple(rows)
+
+
+def _filled(empty: Row, bits: Bits) -> Array:
+    known = from_bits(bits)
+    return own(np.pad(known, ((0, empty.capacity - len(known)), (0, 0), (0, 0))))
 
 
 def _rounded(count: int) -> int:

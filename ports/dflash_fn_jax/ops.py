@@ -16,10 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dflash_fn.container import Bits
+
 __all__ = [
     "Norm",
     "Projection",
     "each",
+    "from_bits",
     "gated_mlp",
     "own",
     "padded",
@@ -28,6 +31,7 @@ __all__ = [
     "rms_norm",
     "rotate",
     "scope",
+    "to_bits",
     "wide",
 ]
 
@@ -63,6 +67,18 @@ def own(values: np.ndarray, dtype: Any = None) -> Array:
     """Copy numpy's array: jax would share its memory, and that may be a mapped file or the caller's to change."""
     with np.errstate(over="ignore"):  # what a dtype cannot hold is infinite, and whoever sees the logits says so
         return jnp.array(values, dtype=dtype, copy=True)
+
+
+def to_bits(array: Any) -> Bits:
+    """Hand an array out as files hold it."""
+    values = np.asarray(array)
+    name = values.dtype.name
+    return Bits(name, values.view(np.uint16) if name == "bfloat16" else values)
+
+
+def from_bits(bits: Bits) -> np.ndarray:
+    """Undo `to_bits`."""
+    return np.asarray(bits.values).view(bits.dtype)
 
 
 def padded(values: np.ndarray, fill: int = 0) -> np.ndarray:

@@ -1,14 +1,15 @@
 """The port itself: `dflash_fn.port.Port` on jax and equinox, a numerics reference and no engine.
 
-jax is inside, numpy outside: what goes in and comes out are numpy arrays, and `xp` is numpy. jax's
-64-bit types depend on a setting of the whole thread; numpy's do not, so that policies work on float64 models, and on
-float64 uniforms, while jax's setting is everybody else's.
+jax is inside, numpy outside: what goes in and comes out are numpy arrays, and `xp` is numpy. jax has 64-bit types only
+where a setting of the whole thread says so. Numpy always has them, so that policies compute with float64 logits and
+uniforms while that setting stays everybody else's.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
 from dflash_fn_jax import cache as kv
-from dflash_fn_jax import xp
+from dflash_fn_jax import namespace
 from dflash_fn_jax.decoder import target_pass
 from dflash_fn_jax.draft import draft_context, draft_pass
-from dflash_fn_jax.ops import STRIDE, own, scope
+from dflash_fn_jax.ops import STRIDE, from_bits, to_bits
 from dflash_fn_jax.weights import read_draft, read_target
 
 __all__ = ["JaxPort", "load"]
@@ -51,11 +52,11 @@ class JaxPort:
     @property
     def xp(self) -> Any:
         """Numpy and bfloat16."""
-        return xp
+        return namespace
 
     def info(self) -> PortInfo:
-        """Say what jax runs on; products of a matrix and one token are computed by one thread."""
-        return PortInfo(self.name, f"jax {jax.__version__}", DEVICES, DTYPES, threads=1)
+        """Say what jax runs on; XLA keeps a thread a core."""
+        return PortInfo(self.name, f"jax {jax.__version__}", DEVICES, DTYPES, threads=os.cpu_count() or 1)
 
     def peak_memory(self) -> float:
         """Ask the system; everything lies in main memory."""
@@ -172,23 +173,16 @@ class JaxPort:
 
     def to_bits(self, array: Any) -> Bits:
         """Leave it as it is, but for bfloat16."""
-        values = np.asarray(array)
-        name = values.dtype.name
-        return Bits(name, values.view(np.uint16) if name == "bfloat16" else values)
+        return to_bits(array)
 
     def from_bits(self, bits: Bits, device: str) -> np.ndarray:
         """Leave it as it is, but for bfloat16."""
         del device
-        return np.asarray(bits.values).view(bits.dtype)
+        return from_bits(bits)
 
     def export_cache(self, cache: kv.Cache) -> dict[str, Bits]:
-        """Look at the visible slots."""
-        return {
-            f"{layer}.{row}.{kind}": self.to_bits(np.asarray(store)[: known.length])
-            for row, known in enumerate(cache)
-            for kind, stores in (("keys", known.keys), ("values", known.values))
-            for layer, store in enumerate(stores)
-        }
+        """See `cache.export`."""
+        return kv.export(cache)
 
     def import_cache(
         self,
@@ -198,15 +192,9 @@ class JaxPort:
         marks: tuple[int, ...],
         capacity: int,
     ) -> kv.Cache:
-        """Append to empty rows."""
-        layers, (empty,) = range(model.spec.num_layers), self.new_cache(model, capacity)
-        rows = []
-        with scope(model.dtype):
-            for row, (length, mark) in enumerate(zip(lengths, marks, strict=True)):
-                known = {kind: [arrays[f"{i}.{row}.{kind}"] for i in layers] for kind in ("keys", "values")}
-                keys, values = ([self._stored(bits, empty.capacity) for bits in known[kind]] for kind in known)
-                rows.append(replace(kv.append(empty, length, keys, values), mark=mark))
-        return tuple(rows)
+        """See `cache.restore`."""
+        (empty,) = self.new_cache(model, capacity)
+        return kv.restore(empty, arrays, lengths, marks)
 
     def raw_tensors(self, obj: Any) -> Iterable[tuple[str, str, tuple[int, ...], Iterable[bytes]]]:
         """None: the port claims no objects."""
@@ -221,10 +209,6 @@ class JaxPort:
     def to_numpy(self, array: np.ndarray) -> np.ndarray:
         """Leave it as it is, but for bfloat16."""
         return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-    def _stored(self, bits: Bits, capacity: int) -> Any:
-        values = self.from_bits(bits, DEVICES[0])
-        return own(np.pad(values, ((0, capacity - len(values)), (0, 0), (0, 0))))
 
 
 def load() -> Port:

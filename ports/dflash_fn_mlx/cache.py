@@ -67,15 +67,16 @@ class Buffer:
         values: the same.
         counts: copy counters of this buffer's line.
         live: the caches that look at this buffer.
-        lock: held while a cache claims slots, so that threads which fork one state do not claim the same ones, and
-            while arrays are replaced: until the device has them, new ones can only be used by their own thread.
+        lock: held while a cache claims slots or joins the live ones, so that threads which fork one state do not claim
+            the same slots, and while arrays are replaced: until the device has them, new ones can only be used
+            by their own thread.
     """
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
     counts: CopyCounts
     live: weakref.WeakSet[Cache] = field(default_factory=weakref.WeakSet)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def capacity(self) -> int:
@@ -98,7 +99,8 @@ class Cache:
     marks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        self.buffer.live.add(self)
+        with self.buffer.lock:
+            self.buffer.live.add(self)
 
 
 @dataclass(frozen=True, slots=True)

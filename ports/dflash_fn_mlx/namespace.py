@@ -68,4 +68,4 @@ def take_along_axis(x: mx.array, indices: mx.array, /, *, axis: int = -1) -> mx.
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(mx, name)
+    return getattr(mx, "bool_" if name == "bool" else name)

@@ -70,7 +70,7 @@ class TorchPort:
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None
     ) -> Model[TargetSpec]:
-        """Read a target; a module's own tensors are used as they are where dtype and device allow."""
+        """Read a target; off the CPU a module's own tensors are used in place where dtype and device allow."""
         check_format(self.name, source.name, spec)
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.tolerances import TIE
+from dflash_fn.tolerances import TIE
 
 KNOWN = Path(__file__).resolve().parents[1] / "known"
 
@@ -88,7 +88,7 @@ def explain_divergence(
         position: absolute index of the chosen token.
         ours: [V] logits of this library, after the tokens that both agree on.
         theirs: [V] logits of the other program after the same tokens.
-        relative_bound: of `tests.tolerances.bound`; multiplied with the largest magnitude in the rows.
+        relative_bound: of `dflash_fn.tolerances.bound`; multiplied with the largest magnitude in the rows.
     """
     mine, other = top2(ours), top2(theirs)
     apart = float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max())

@@ -13,9 +13,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from dflash_fn import DecodeState, Pair, StepInfo, prefill, rounds
+from dflash_fn import DecodeState, Pair, StepInfo, prefill, propose, rounds
+from dflash_fn.tolerances import bound
 from tests.helpers.divergence import Divergence, explain_divergence, first_difference
-from tests.tolerances import bound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -156,12 +156,9 @@ def _draft_divergence(pair: Pair, mine: OurRound, other: Round, slot: int) -> Di
 
 def our_draft_logits(pair: Pair, before: DecodeState) -> Tensor:
     """Compute once more what the draft said in the step after a state: [B - 1, V]."""
-    assert pair.draft is not None
-    pending, spec = before.context_features, pair.draft.spec
-    assert pending is not None
-    block = torch.tensor([[before.tokens[0][-1], *[spec.mask_token_id] * (spec.block_size - 1)]])
-    cache = pair.port.draft_context(pair.draft, before.draft_cache, pending.values, pending.counts, exact_rows=False)
-    return pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=False)[0]
+    logits = propose(before, pair).logits
+    assert logits is not None
+    return logits[0]
 
 
 def as_numpy(logits: Tensor) -> np.ndarray:
