@@ -12,6 +12,8 @@ from pathlib import Path
 # Threads that spin while they wait starve each other where cores are shared, as they are under xdist or beside an
 # editor: a step was seen to take seven times longer. OpenMP reads this once, when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
