@@ -61,7 +61,7 @@ def test_changelog_has_a_place_for_what_is_not_released() -> None:
 def test_ci_reads_the_test_command_from_the_readme() -> None:
     done = subprocess.run(["bash", ROOT / ".ci" / "run", "--show"], check=True, capture_output=True, text=True)
     command = done.stdout.strip()
-    assert command.endswith("pytest")
+    assert command.endswith("pytest -n 2")
     assert '-c constraints.txt -e ".[torch,dev]"' in command
     assert f"```bash\n{command}\n```" in README.read_text()
 

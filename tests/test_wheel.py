@@ -15,6 +15,7 @@ import pytest
 import dflash_fn
 
 ROOT = Path(__file__).resolve().parents[1]
+PORTS = ("dflash_fn_jax", "dflash_fn_mlx", "dflash_fn_torch")
 DIST_INFO = f"dflash_fn-{dflash_fn.__version__}.dist-info"
 LIMIT = 16 * 2**20
 WHERE = """
@@ -60,7 +61,7 @@ def run_installed(site: Path, *command: str) -> str:
 
 
 def test_top_level_names(names: list[str]) -> None:
-    assert {name.partition("/")[0] for name in names} == {"dflash_fn", "dflash_fn_torch", DIST_INFO}
+    assert {name.partition("/")[0] for name in names} == {"dflash_fn", *PORTS, DIST_INFO}
 
 
 def test_size(wheel: Path) -> None:
@@ -68,13 +69,13 @@ def test_size(wheel: Path) -> None:
 
 
 def test_every_source_file_is_inside(names: list[str]) -> None:
-    folders = [(ROOT, ROOT / "dflash_fn"), (ROOT / "ports", ROOT / "ports" / "dflash_fn_torch")]
+    folders = [(ROOT, ROOT / "dflash_fn"), *((ROOT / "ports", ROOT / "ports" / port) for port in PORTS)]
     sources = {str(path.relative_to(base)) for base, folder in folders for path in folder.rglob("*.py")}
     assert sources <= set(names)
 
 
 def test_data_is_inside(names: list[str]) -> None:
-    assert {"dflash_fn/py.typed", "dflash_fn_torch/py.typed"} <= set(names)
+    assert {"dflash_fn/py.typed", *(f"{port}/py.typed" for port in PORTS)} <= set(names)
     pairs = ROOT / "dflash_fn" / "zoo" / "pairs"
     data = {str(path.relative_to(ROOT)) for path in pairs.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert any(name.endswith(".safetensors") for name in data)
@@ -97,7 +98,7 @@ def test_entry_points(wheel: Path) -> None:
     entries.read_string(text)
     assert {section: dict(entries[section]) for section in entries.sections()} == {
         "console_scripts": {"dflash-fn": "dflash_fn.cli.main:run"},
-        "dflash_fn.ports": {"torch": "dflash_fn_torch.port:load"},
+        "dflash_fn.ports": {port.removeprefix("dflash_fn_"): f"{port}.port:load" for port in PORTS},
     }
 
 

@@ -18,6 +18,7 @@ from dflash_fn.trace.summary import STATISTICS
 __all__ = ["KIND", "read_trace", "write_trace"]
 
 KIND = "trace"
+"""What the header of a trace file names."""
 PLAIN = [field.name for field in fields(Trace) if field.name not in ("start", "steps")]
 
 Arrays = Mapping[str, Bits]

@@ -45,6 +45,7 @@ class Row:
 
 
 Cache: TypeAlias = tuple[Row, ...]
+"""One `Row` a row."""
 
 
 @dataclass(frozen=True, slots=True)

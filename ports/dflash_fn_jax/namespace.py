@@ -10,6 +10,7 @@ import numpy as np
 __all__ = ["bfloat16"]
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
+"""numpy has none of its own."""
 
 
 def __getattr__(name: str) -> Any:

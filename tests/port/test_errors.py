@@ -509,3 +509,40 @@ def test_a_second_prompt_that_is_shorter_than_the_first(pair: Pair) -> None:
     expected = run(prefill(pair, [3, 4]), pair, max_new_tokens=9).emitted
     run(prefill(pair, list(range(40))), pair, max_new_tokens=9)
     assert run(prefill(pair, [3, 4]), pair, max_new_tokens=9).emitted == expected
+
+
+# --- policies ---
+
+
+@pytest.mark.parametrize(
+    ("count", "token", "expected"),
+    [
+        (4, 0, "row 0: policy 'careless' accepted 4 of 3 drafted tokens and emits token 0; expected 0 to 3, and an id"),
+        (-1, 0, "row 0: policy 'careless' accepted -1 of 3 drafted tokens"),
+        (
+            0,
+            48,
+            "row 0: policy 'careless' accepted 0 of 3 drafted tokens and emits token 48; expected 0 to 3, and an id",
+        ),
+    ],
+)
+def test_a_verdict_that_cannot_be_is_refused(pair: Pair, count: int, token: int, expected: str) -> None:
+    def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
+        nothing = xp.sum(drafted, axis=-1, dtype=drafted.dtype) * 0
+        if drafted.shape[1] == 0:  # the opening step, where it behaves
+            return Verdict(nothing, nothing)
+        return Verdict(nothing + count, nothing + token)
+
+    state = prefill(pair, [3, 4, 5], width=4)
+    policy = Policy("careless", rule, lossless=False)
+    text = message(
+        errors.InputError,
+        dflash_fn.decode,
+        state,
+        pair,
+        policy=policy,
+        max_new_tokens=8,
+        stop_token_ids=(),
+        block_size=4,
+    )
+    assert text.startswith(expected)

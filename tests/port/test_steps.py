@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import dflash_fn
+from dflash_fn import errors
 from dflash_fn.opening import prefill
+from dflash_fn.policies import Policy
 from dflash_fn.port import Port
-from dflash_fn.records import ContextFeatures, DecodeState, Pair, StopReason
+from dflash_fn.records import Array, ContextFeatures, DecodeState, Pair, StopReason, Verdict
+from dflash_fn.rng import Stream, uniforms
 from dflash_fn.steps import Room, cut, propose, select, step, verify
 from tests.helpers import proposers
 from tests.helpers.reference import draft_logits, target_hidden_states
@@ -106,6 +111,66 @@ def test_select_takes_the_state_after_any_number_of_tokens(pair: Pair, text: lis
     assert after.tokens[0] == tuple(text[: size + count])
     assert pair.port.lengths(after.target_cache) == (size - 1 + count,)
     assert decode_plainly(after, pair, 5).emitted[0] == tuple(text[size + count : size + count + 5])
+
+
+def test_uniforms_are_named_by_position_or_by_step_and_slot(pair: Pair) -> None:
+    """Stream `target` is keyed by the position of the token that is drawn, the others by step and slot."""
+    seen = []
+
+    def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
+        seen.append({name: pair.port.to_numpy(values) for name, values in uniforms.items()})
+        return dflash_fn.match().rule(xp, drafted, logits, q, uniforms)
+
+    policy = Policy("watching", rule, lossless=True, streams=("target", "accept", "recover"))
+    state = prefill(pair, [[5, 9, 2], [7, 4, 11, 3]], seed=[3, 2**64 - 1])
+    found = run(state, pair, max_new_tokens=8, policy=policy)
+    for before, info, drawn in zip(found.states, found.infos, seen, strict=False):
+        slots = np.arange(info.block_size)
+        for row, (seed, ids) in enumerate(zip(before.seed, before.tokens, strict=True)):
+            by_step = (before.step << 32) + slots
+            named = {"target": (Stream.TARGET, len(ids) + slots)}
+            named |= {"accept": (Stream.ACCEPT, by_step), "recover": (Stream.RECOVER, by_step)}
+            assert drawn.keys() == named.keys()
+            for name, (stream, counters) in named.items():
+                values = drawn[name]
+                assert values.shape == (2, info.block_size)
+                assert np.array_equal(values[row], uniforms(seed, stream, counters).astype(values.dtype))
+
+
+@pytest.mark.xfail(reason="a state then covers slots that nobody wrote")
+def test_select_refuses_more_tokens_than_were_verified(pair: Pair, text: list[int]) -> None:
+    state = opened(pair)
+    proposal = propose(state, pair)
+    branches = verify(state, pair, proposal)
+    with pytest.raises(errors.InputError, match="5"):
+        select(state, pair, proposal, branches, [text[6:11]])
+
+
+@pytest.mark.xfail(reason="the verification then runs at another width, where the contract does not hold")
+def test_verify_refuses_a_block_that_is_wider_than_the_state(pair: Pair) -> None:
+    narrow, wide = opened(pair, width=4), opened(pair, width=8)
+    proposal = propose(wide, pair, block_size=8)
+    with pytest.raises(errors.InputError, match="8"):
+        verify(narrow, pair, proposal)
+
+
+# --- a state and a pair that is not its own ---
+
+
+@pytest.mark.xfail(reason="an AttributeError gets out")
+@pytest.mark.parametrize("act", [dflash_fn.propose, dflash_fn.decode])
+def test_a_state_without_draft_and_a_pair_with_one(pair: Pair, act: Any) -> None:
+    lone = without_draft(pair)
+    state = run(prefill(lone, PROMPT, width=4), lone, max_new_tokens=2).last
+    with pytest.raises(errors.InputError, match="draft"):
+        act(state, pair)
+
+
+@pytest.mark.xfail(reason="the draft then stands at shifted positions, in silence")
+def test_a_state_that_went_on_without_its_draft_is_not_drafted_for(pair: Pair) -> None:
+    state = run(opened(pair), without_draft(pair), max_new_tokens=5).last
+    with pytest.raises(errors.InputError, match="draft"):
+        run(state, pair, max_new_tokens=5)
 
 
 # --- budgets and stop tokens ---
