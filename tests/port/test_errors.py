@@ -434,7 +434,7 @@ def test_a_row_that_has_ended_no_longer_raises(port: Port, tmp_path: Path) -> No
     assert len(run(stopped, pair, max_new_tokens=1).emitted[0]) == 1
 
 
-@pytest.mark.xfail(reason="NaN beyond the lengths reaches what is attended to")
+@pytest.mark.xfail(reason="NaN beyond the lengths reaches what is attended to (not on jax)", strict=False)
 def test_a_state_is_as_good_as_new_after_another_of_its_forks_failed(port: Port, tmp_path: Path) -> None:
     pair = broken_pair(port, tmp_path, 7, np.nan)
     state = prefill(pair, [1])

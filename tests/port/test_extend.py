@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -44,6 +48,44 @@ def in_pieces(pair: Pair, ids: list[int], size: int) -> DecodeState:
     for first in range(size, len(ids), size):
         state = extend(state, pair, ids[first : first + size])
     return state
+
+
+class Watching:
+    """A port that notes where each target pass begins and how many slots it has."""
+
+    def __init__(self, port: Port) -> None:
+        self.port = port
+        self.passes: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.port, name)
+
+    def target_pass(self, target: Any, cache: Any, tokens: Any, **options: Any) -> Any:
+        self.passes.append((self.port.lengths(cache)[0], tokens.shape[1]))
+        return self.port.target_pass(target, cache, tokens, **options)
+
+
+def passes_of(pair: Pair, act: Callable[[Pair], DecodeState]) -> list[tuple[int, int]]:
+    watching = Watching(pair.port)
+    act(replace(pair, port=watching))  # pyright: ignore[reportArgumentType]
+    return watching.passes
+
+
+@pytest.mark.parametrize("answer", [0, 3])
+@pytest.mark.parametrize(
+    ("first", "added"),
+    [(1, 1), (1, 9), (3, 300), (200, 17), (255, 2), (256, 1), (256, 2), (257, 1), (300, 5), (513, 9), (600, 200)],
+)
+def test_chunks_lie_where_one_prompt_has_them(pair: Pair, first: int, added: int, answer: int) -> None:
+    """Whether bits depend on a chunk's size differs from machine to machine; where chunks lie does not."""
+    width = pair.port.prefill_width
+    state = run(prefill(pair, ids_of(first)), pair, max_new_tokens=answer).last
+    found = passes_of(pair, lambda watched: extend(state, watched, ids_of(added)))
+    whole = passes_of(pair, lambda watched: prefill(watched, [*state.tokens[0], *ids_of(added)]))
+    last = (first - 1) // width  # the state had read so many whole chunks
+    assert found == whole[last:]
+    assert [start for start, _ in whole] == list(range(0, width * len(whole), width))
+    assert {size for _, size in whole[:-1]} <= {width}
 
 
 @pytest.mark.parametrize("first", [1, 4, 9])
