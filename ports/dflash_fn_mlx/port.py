@@ -158,9 +158,12 @@ class MlxPort:
         return kv.reserve(cache, capacity)
 
     def asarray(self, values: np.ndarray, device: str) -> mx.array:
-        """See `namespace.asarray`; memory belongs to no device."""
+        """See `namespace.asarray`; memory belongs to no device.
+
+        float64 is rounded to float32 by numpy, to the nearest: mlx itself cuts it off.
+        """
         del device
-        return xp.asarray(values)
+        return xp.asarray(values.astype(np.float32) if values.dtype == np.float64 else values)
 
     def to_numpy(self, array: mx.array) -> np.ndarray:
         """Wait for the array and copy it."""
