@@ -77,13 +77,14 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Bits]]:
     try:
         text = metadata["dflash_fn"]
         header = json.loads(text)
-    except (KeyError, json.JSONDecodeError):
+        found, version = header["kind"], int(header["version"])
+    except (KeyError, TypeError, ValueError):
         raise errors.StateFileError(f"{path}: a safetensors file, but not one that dflash_fn wrote") from None
-    if header["kind"] != kind:
-        raise errors.StateFileError(f"{path}: holds a {header['kind']}, expected a {kind}")
-    if header["version"] > VERSION:
+    if found != kind:
+        raise errors.StateFileError(f"{path}: holds a {found}, expected a {kind}")
+    if version > VERSION:
         raise errors.StateFileError(
-            f"{path}: was written in format {header['version']}; this version of dflash_fn reads up to {VERSION}"
+            f"{path}: was written in format {version}; this version of dflash_fn reads up to {VERSION}"
         )
     if metadata.get("digest") != _digest(text, values):
         raise errors.StateFileError(f"{path}: was changed after it was written; its digest does not match")
