@@ -105,4 +105,7 @@ def test_a_failing_example_is_seen(code: str, ok: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_doctests(name: str) -> None:
+    package = name.partition(".")[0]
+    if package.startswith("dflash_fn_"):  # a port whose array library is not installed
+        pytest.importorskip(package.removeprefix("dflash_fn_"), exc_type=ImportError)
     assert doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS).failed == 0
