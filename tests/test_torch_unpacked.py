@@ -10,6 +10,7 @@ from tests.helpers import proposers
 from tests.helpers.runs import decode_plainly, differing, run
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
 
+torch = pytest.importorskip("torch")
 ops = pytest.importorskip("dflash_fn_torch.ops", exc_type=ImportError)
 weights = pytest.importorskip("dflash_fn_torch.weights", exc_type=ImportError)
 
@@ -46,3 +47,12 @@ def test_exact_rows_have_the_bits_of_their_single_row_runs(pairs: dict[str, dfla
     for row, ids in enumerate(prompts):
         alone = run(dflash_fn.prefill(pair, ids, width=width), pair, max_new_tokens=8)
         assert differing(together.logits[row], alone.logits[0]) == []
+
+
+@pytest.mark.parametrize(("slots", "inner"), [(2, 20), (4, 20), (8, 33), (16, 20), (3, 64), (3, 20), (12, 20)])
+def test_the_mlp_treats_all_slots_alike(slots: int, inner: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        up, down, x = (torch.randn(*shape, generator=random) for shape in ((2 * inner, 24), (24, inner), (1, 24)))
+        found = ops.gated_mlp(x.expand(slots, -1).contiguous(), ops.Projection((up,)), ops.Projection((down,)), 1)
+        assert torch.equal(found, found[:1].expand(slots, -1))

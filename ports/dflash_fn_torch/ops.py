@@ -57,10 +57,10 @@ def _turned(x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs in
     """Take the product with the weight on the left.
 
     The kernel sums what is left over after whole groups of four tokens in another order, and inputs that lie column by
-    column too: it gets neither.
+    column too: it gets neither. Nor do later operations, which would treat the last elements of such a layout apart.
     """
     rest = -x.shape[0] % 4 if x.shape[0] > 4 else 0
-    return torch.mm(weight, F.pad(x, (0, 0, 0, rest)).contiguous().t()).t()[: x.shape[0]]
+    return torch.mm(weight, F.pad(x, (0, 0, 0, rest)).contiguous().t()).t()[: x.shape[0]].contiguous()
 
 
 def pack(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
