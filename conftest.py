@@ -31,7 +31,7 @@ OPT_IN = {
 
 settings.register_profile(
     "default",
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     derandomize=False,
     print_blob=True,

@@ -58,8 +58,8 @@ def test_what_runs(tmp_path: Path, arguments: tuple[str, ...], variables: dict[s
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, "<25 False>"),
-        ({"CI": "true"}, "<25 True>"),
+        ({}, "<12 False>"),
+        ({"CI": "true"}, "<12 True>"),
         ({"CI": "true", "HYPOTHESIS_PROFILE": "nightly"}, "<1000 False>"),
     ],
 )

@@ -5,12 +5,24 @@ Every other name is mlx's own, for `where`, `exp`, `maximum` and the like mean t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-__all__ = ["argmax", "asarray", "astype", "concat", "cumulative_prod", "cumulative_sum", "sum", "take_along_axis"]
+__all__ = [
+    "all",
+    "any",
+    "argmax",
+    "asarray",
+    "astype",
+    "concat",
+    "cumulative_prod",
+    "cumulative_sum",
+    "sum",
+    "take_along_axis",
+]
 
 
 def argmax(x: mx.array, /, *, axis: int | None = None, keepdims: bool = False) -> mx.array:
@@ -58,13 +70,34 @@ def cumulative_sum(x: mx.array, /, *, axis: int) -> mx.array:
 def sum(  # noqa: A001 (the standard's name)
     x: mx.array, /, *, axis: int | tuple[int, ...] | None = None, dtype: mx.Dtype | None = None, keepdims: bool = False
 ) -> mx.array:
-    """Add up, in `dtype` where one is given."""
-    return mx.sum(x if dtype is None else x.astype(dtype), axis=axis, keepdims=keepdims)
+    """Add up, in `dtype` where one is given; nothing adds up to 0."""
+    known = x if dtype is None else x.astype(dtype)
+    return _reduced(mx.sum, known, axis, keepdims, 0)
+
+
+def all(x: mx.array, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> mx.array:  # noqa: A001
+    """Whether all are true; of nothing, they are."""
+    return _reduced(mx.all, x, axis, keepdims, True)
+
+
+def any(x: mx.array, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> mx.array:  # noqa: A001
+    """Whether one is true; of nothing, none is."""
+    return _reduced(mx.any, x, axis, keepdims, False)
 
 
 def take_along_axis(x: mx.array, indices: mx.array, /, *, axis: int = -1) -> mx.array:
     """Pick by index."""
     return mx.take_along_axis(x, indices, axis=axis)
+
+
+def _reduced(
+    reduce: Callable[..., mx.array], x: mx.array, axis: int | tuple[int, ...] | None, keepdims: bool, nothing: int
+) -> mx.array:
+    """Reduce, but never hand mlx an empty array: its CPU build may then loop over whatever its plan's memory held."""
+    if x.size:
+        return reduce(x, axis=axis, keepdims=keepdims)
+    shape = np.sum(np.empty(x.shape), axis=axis, keepdims=keepdims).shape
+    return mx.full(shape, nothing, dtype=reduce(mx.zeros((1,), dtype=x.dtype)).dtype)
 
 
 def __getattr__(name: str) -> Any:

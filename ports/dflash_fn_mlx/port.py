@@ -167,12 +167,12 @@ class MlxPort:
 
     def to_numpy(self, array: mx.array) -> np.ndarray:
         """Wait for the array and copy it."""
-        return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
+        return _on_host(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
     def to_bits(self, array: mx.array) -> Bits:
         """Copy to the host; bfloat16 as uint16."""
         name = str(array.dtype).removeprefix("mlx.core.")
-        return Bits(name, np.array(array.view(mx.uint16) if name == "bfloat16" else array))
+        return Bits(name, _on_host(array.view(mx.uint16) if name == "bfloat16" else array))
 
     def from_bits(self, bits: Bits, device: str) -> mx.array:
         """Copy; memory belongs to no device."""
@@ -235,6 +235,16 @@ def _dtype(name: str) -> mx.Dtype:
     if name not in DTYPES:
         raise errors.InputError(f"port mlx does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _on_host(array: mx.array) -> np.ndarray:
+    """Copy to the host, and wait for the array in `mx.eval` before.
+
+    numpy would wait too, but with Python's lock held: a stream that drops memory which numpy lent needs that lock, and
+    neither ends (ml-explore/mlx#4413).
+    """
+    mx.eval(array)
+    return np.array(array)
 
 
 def load() -> Port:
