@@ -9,7 +9,7 @@ is undone, because nothing was done to the state that one started from.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,9 @@ def propose(
         none = pair.port.asarray(np.zeros((len(state.tokens), 0), dtype=np.int64), pair.target.device)
         return Proposal(none, draft_cache=cache)
     if proposer:
-        return Proposal(_asked(proposer, state, pair, size), draft_cache=cache)
+        # The proposer may ask the draft too, which has read everything by now.
+        seen = replace(state, draft_cache=cache, context_features=None)
+        return Proposal(_asked(proposer, seen, pair, size), draft_cache=cache)
     return _drafted(state, pair, size, cache)
 
 
