@@ -28,9 +28,9 @@ from transformers.generation.logits_process import LogitNormalization, LogitsPro
 
 import dflash_fn
 from dflash_fn import errors, zoo
+from dflash_fn.divergence import explain_divergence, first_difference
 from dflash_fn.metrics import summarize
 from dflash_fn.tolerances import bound
-from tests.helpers.divergence import explain_divergence, first_difference
 from tests.helpers.fixtures import checkpoints as checkpoints
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
 

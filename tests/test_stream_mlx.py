@@ -12,9 +12,9 @@ import pytest
 import dflash_fn
 from dflash_fn import errors, zoo
 from dflash_fn.config import parse_target
+from dflash_fn.divergence import explain_divergence, first_difference
 from dflash_fn.sources import read_config
 from dflash_fn.tolerances import TIE, bound
-from tests.helpers.divergence import explain_divergence, first_difference
 
 INSTALL = "pip install 'dflash-fn[mlx]'"
 mx: Any = pytest.importorskip("mlx.core", reason=f"needs mlx: {INSTALL}")

@@ -12,15 +12,9 @@ import numpy as np
 import pytest
 
 from dflash_fn import Pair, load_pair, prefill, rounds, zoo
+from dflash_fn.divergence import Divergence, explain_divergence, first_difference
 from dflash_fn.tolerances import UNIT, bound, rms_ratio
-from tests.helpers.divergence import (
-    Divergence,
-    demand_near_tie,
-    explain_divergence,
-    first_difference,
-    known_near_ties,
-    parse_known,
-)
+from tests.helpers.divergence import demand_near_tie, known_near_ties, parse_known
 from tests.helpers.parity_models import (
     DRAFTS,
     MASK_TOKEN,

@@ -12,7 +12,7 @@ from dflash_fn import errors, text, zoo
 from dflash_fn.load import load_pair
 from dflash_fn.records import Pair
 
-__all__ = ["add_pair_options", "folders", "load", "markdown", "prompt_ids", "read_rows", "track"]
+__all__ = ["add_pair_options", "encoded", "folders", "load", "markdown", "prompt_ids", "read_rows", "track"]
 
 FIELDS = ("prompt", "question", "problem", "turns")
 """Where the public data sets keep a row's prompt."""
@@ -70,9 +70,14 @@ def _prompt_of(record: dict[str, Any], where: str) -> str:
 
 def prompt_ids(pair: Pair, prompt: str, *, raw: bool) -> list[int]:
     """Return a prompt's token ids, in the chat template if the tokenizer has one and `raw` is False."""
-    if raw or not getattr(pair.tokenizer, "chat_template", None):
-        return list(pair.tokenizer.encode(prompt))
-    return text.chat_prompt(pair.tokenizer, [{"role": "user", "content": prompt}])
+    return encoded(pair.tokenizer, prompt, raw=raw)
+
+
+def encoded(tokenizer: Any, prompt: str, *, raw: bool) -> list[int]:
+    """Return a prompt's token ids, in the chat template if there is one and `raw` is False."""
+    if raw or not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer.encode(prompt))
+    return text.chat_prompt(tokenizer, [{"role": "user", "content": prompt}])
 
 
 def track(items: Sequence[Any], what: str) -> Iterator[Any]:

@@ -140,6 +140,42 @@ def doctor(
         command(PairOptions(pair=pair, port=port, device=device), proving=prove, as_json=as_json)
 
 
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="A way to decode, such as ours,block=8,port=mlx.")],
+    second: Annotated[str, typer.Argument(help="Another, such as transformers, or mlx-lm,dtype=bfloat16.")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="FILE[:FIRST-LAST]", help="Rows of a JSONL file, as prompts too.")
+    ] = None,
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    max_new_tokens: Budget = 64,
+    raw: Raw = False,
+    as_json: Json = False,
+) -> None:
+    """Decode the same prompts in two ways, and say whether rounding explains where they part.
+
+    A way is ours, transformers (its generate) or mlx-lm, with options after commas: dtype=, and for ours port=,
+    block=, width= and draft= (none, ngrams, both, or a place). Exits with 1 if a divergence is no near tie.
+    """
+    from dflash_fn.cli.compare import compare as command
+
+    with exits.handled():
+        command(
+            (first, second),
+            pair=pair,
+            target=target,
+            draft=draft,
+            prompts=prompts or (),
+            data=data or (),
+            raw=raw,
+            max_new_tokens=max_new_tokens,
+            as_json=as_json,
+        )
+
+
 @trace.command("record")
 def trace_record(
     file: Annotated[str, typer.Argument(help="Where to write the trace.")],

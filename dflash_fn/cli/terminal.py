@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["console", "note", "plain", "print_entry", "status", "write"]
+__all__ = ["console", "note", "plain", "print_entry", "progress", "status", "write"]
 
 DIM, RESET, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 
@@ -64,6 +65,18 @@ def status(line: str) -> Iterator[Status | None]:
         return
     with screen.status(line, spinner="dots") as shown:
         yield shown
+
+
+@contextmanager
+def progress(line: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar for as long as the work goes on, and hand out what moves it; silent where nobody watches."""
+    screen = console()
+    if screen.color_system is None:
+        yield lambda: None
+        return
+    with Progress(console=screen, transient=True) as bar:
+        task = bar.add_task(line, total=total)
+        yield lambda: bar.advance(task)
 
 
 @contextmanager

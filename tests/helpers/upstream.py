@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from dflash_fn import DecodeState, Pair, StepInfo, prefill, propose, rounds
+from dflash_fn.divergence import Divergence, explain_divergence, first_difference
 from dflash_fn.tolerances import bound
-from tests.helpers.divergence import Divergence, explain_divergence, first_difference
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,0 +1,209 @@
+"""Ways to decode a prompt greedily that keep the logits: ours in any shape, transformers' `generate`, mlx-lm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash_fn import errors
+from dflash_fn.config import TargetSpec
+from dflash_fn.load import load_pair
+from dflash_fn.loop import rounds
+from dflash_fn.opening import prefill
+from dflash_fn.proposers import lookup_or_draft, ngrams
+from dflash_fn.records import Pair, Proposer
+
+__all__ = ["ENGINES", "Answer", "Recipe", "Way", "open_way", "parse"]
+
+ENGINES = ("ours", "transformers", "mlx-lm")
+"""What can decode."""
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngrams": ngrams, "both": lookup_or_draft}
+"""Words that `draft=` takes beside `none` and a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A way, as it is written: `ENGINE`, then `KEY=VALUE`s, with commas between.
+
+    Attributes:
+        engine: one of `ENGINES`.
+        port: for `ours`.
+        dtype: of weights and activations.
+        block: block size; None takes the draft's.
+        width: of a verification; None takes the block size.
+        draft: `none`, `ngrams`, `both`, or a folder or hub id; None takes the pair's.
+    """
+
+    engine: str = "ours"
+    port: str = "torch"
+    dtype: str = "float32"
+    block: int | None = None
+    width: int | None = None
+    draft: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a way made of a prompt.
+
+    Attributes:
+        tokens: that it emitted.
+        logits: [V] float32 for each, from which it was chosen.
+        slots: the slot of the block whose logits those were; None where there are no blocks.
+    """
+
+    tokens: Sequence[int]
+    logits: Sequence[np.ndarray]
+    slots: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way that is ready to decode.
+
+    Attributes:
+        name: the recipe, as it was written.
+        dtype: of its logits.
+        spec: of its target.
+        tokenizer: of its target; None if it has none.
+        answer: takes token ids and how many tokens to emit, past all stop tokens.
+    """
+
+    name: str
+    dtype: str
+    spec: TargetSpec
+    tokenizer: Any
+    answer: Callable[[Sequence[int], int], Answer]
+
+
+def parse(text: str) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        InputError: an unknown engine or key, or a number that is none.
+
+    Example:
+        >>> parse("ours,block=4,port=mlx").block
+        4
+    """
+    engine, *options = [part.strip() for part in text.split(",")]
+    if "=" in engine:
+        engine, options = "ours", [engine, *options]
+    if engine not in ENGINES:
+        raise errors.InputError(f"way {text!r}: got engine {engine!r}, expected one of: {', '.join(ENGINES)}")
+    known = {"port", "dtype", "block", "width", "draft"} if engine == "ours" else {"dtype"}
+    given: dict[str, Any] = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in known or not value:
+            expected = ", ".join(f"{name}=..." for name in sorted(known))
+            raise errors.InputError(f"way {text!r}: got {option!r}, expected one of: {expected}")
+        given[key] = _number(text, key, value) if key in ("block", "width") else value
+    return Recipe(engine, **given)
+
+
+def _number(text: str, key: str, value: str) -> int:
+    if not value.isdecimal() or not int(value):
+        raise errors.InputError(f"way {text!r}: got {key}={value}, expected a number of at least 1")
+    return int(value)
+
+
+def open_way(text: str, target: str | Path, draft: str | Path | None) -> Way:
+    """Load what a recipe needs.
+
+    Args:
+        text: the recipe.
+        target: folder or hub id.
+        draft: the pair's, for recipes that do not name one.
+
+    Raises:
+        DflashError: as `parse` and `load_pair` raise.
+        BackendMissing: the engine is not installed.
+    """
+    recipe = parse(text)
+    if recipe.engine == "ours":
+        return _ours(text, recipe, target, draft)
+    plain = load_pair(target, None, port="torch" if recipe.engine == "transformers" else "mlx", dtype=recipe.dtype)
+    answer = _transformers(plain, recipe.dtype) if recipe.engine == "transformers" else _mlx_lm(plain, recipe.dtype)
+    return Way(text, recipe.dtype, plain.target.spec, plain.tokenizer, answer)
+
+
+def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | None) -> Way:
+    without = recipe.draft in ("none", "ngrams")
+    named = recipe.draft if recipe.draft not in ("none", "both", *PROPOSERS) else None
+    pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype)
+    make = PROPOSERS.get(recipe.draft or "")
+    block = recipe.block or (1 if recipe.draft == "none" else 8 if make and not pair.draft else pair.block_size)
+    width = recipe.width or max(block, 1)
+
+    def answer(ids: Sequence[int], count: int) -> Answer:
+        return _decoded(pair, ids, count, block, width, make() if make else None)
+
+    return Way(text, pair.target.dtype, pair.target.spec, pair.tokenizer, answer)
+
+
+def _decoded(pair: Pair, ids: Sequence[int], count: int, block: int, width: int, proposer: Proposer | None) -> Answer:
+    tokens: list[int] = []
+    logits: list[np.ndarray] = []
+    slots: list[int] = []
+    state = prefill(pair, list(ids), width=width)
+    for _, info in rounds(state, pair, max_new_tokens=count, stop_token_ids=(), block_size=block, proposer=proposer):
+        (emitted,) = info.emitted
+        tokens += emitted
+        logits += list(pair.port.to_numpy(info.logits[0, : len(emitted)]).astype(np.float32))
+        slots += range(len(emitted))
+    return Answer(tokens, logits, slots)
+
+
+def _folder(pair: Pair) -> str:
+    assert pair.target.source is not None
+    return pair.target.source.name
+
+
+def _transformers(pair: Pair, dtype: str) -> Callable[[Sequence[int], int], Answer]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(_folder(pair), dtype=dtype).eval()
+    options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True}
+
+    def answer(ids: Sequence[int], count: int) -> Answer:
+        given = torch.tensor([list(ids)])
+        with torch.inference_mode():
+            made = model.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                max_new_tokens=count,
+                return_dict_in_generate=True,
+                **options,
+            )
+        return Answer(made.sequences[0, len(ids) :].tolist(), [row[0].float().numpy() for row in made.logits])
+
+    return answer
+
+
+def _mlx_lm(pair: Pair, dtype: str) -> Callable[[Sequence[int], int], Answer]:
+    import mlx.core as mx
+    import mlx_lm
+    from mlx_lm.generate import generate_step
+
+    model: Any = mlx_lm.load(_folder(pair))[0]
+    model.set_dtype(getattr(mx, dtype))
+
+    def answer(ids: Sequence[int], count: int) -> Answer:
+        logits: list[np.ndarray] = []
+
+        def keep(_: Any, row: Any) -> Any:
+            logits.append(np.array(row[0].astype(mx.float32)))
+            return row
+
+        made = generate_step(mx.array(list(ids)), model, max_tokens=count, logits_processors=[keep])
+        tokens = [int(token) for token, _ in made]
+        return Answer(tokens, logits[: len(tokens)])
+
+    return answer

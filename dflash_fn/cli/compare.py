@@ -1,0 +1,148 @@
+"""`dflash-fn compare`: two ways of decoding the same prompts, and every first divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from dflash_fn.cli import exits, report, terminal
+from dflash_fn.cli.render import counted
+from dflash_fn.errors import InputError
+
+if TYPE_CHECKING:
+    from dflash_fn.bench.compare import Compared
+    from dflash_fn.bench.ways import Way
+    from dflash_fn.divergence import Divergence
+
+__all__ = ["compare"]
+
+
+def compare(
+    ways: tuple[str, str],
+    *,
+    pair: str | None,
+    target: str | None,
+    draft: str | None,
+    prompts: Sequence[str],
+    data: Sequence[str],
+    raw: bool,
+    max_new_tokens: int,
+    as_json: bool,
+) -> None:
+    """Compare and report.
+
+    Raises:
+        typer.Exit: with the code of a difference, where rounding does not explain one.
+        DflashError: of any kind.
+    """
+    from dflash_fn.bench.compare import compare as compare_ways
+    from dflash_fn.bench.ways import open_way, parse
+
+    if max_new_tokens < 1:
+        raise InputError(f"--max-new-tokens: got {max_new_tokens}, expected 1 or more")
+    for text in ways:
+        parse(text)
+    place, own = _places(pair, target)
+    with terminal.status("loading both ways"):
+        first, second = (open_way(text, place, draft or own) for text in ways)
+    rows = _prompts(first, prompts, data, raw)
+    found: list[Compared] = []
+    with terminal.progress("comparing", len(rows)) as advance:
+        for one in compare_ways(first, second, rows, max_new_tokens):
+            found.append(one)
+            advance()
+    if as_json:
+        report.print_object({"first": first.name, "second": second.name, "prompts": [_entry(one) for one in found]})
+    else:
+        _show(first, second, found)
+    if not all(one.explained for one in found):
+        raise typer.Exit(exits.DIFFERENT)
+
+
+def _places(pair: str | None, target: str | None) -> tuple[Any, Any]:
+    from dflash_fn import zoo
+    from dflash_fn.cli.options import DEFAULT_PAIR
+
+    if pair is not None and target is not None:
+        raise InputError("--pair and --target exclude each other")
+    if target is not None:
+        return target, None
+    files = zoo.fetch(pair or DEFAULT_PAIR)
+    return files.target, files.draft
+
+
+def _prompts(way: Way, prompts: Sequence[str], data: Sequence[str], raw: bool) -> list[tuple[str, list[int]]]:
+    from dflash_fn.bench.common import encoded, read_rows
+
+    named = [(f"prompt {index}", text) for index, text in enumerate(prompts, start=1)] + read_rows(data)
+    if not named:
+        raise InputError("no prompts; give some, or --data FILE")
+    if way.tokenizer is None:
+        raise InputError("the target has no tokenizer, which text needs")
+    return [(name, encoded(way.tokenizer, text, raw=raw)) for name, text in named]
+
+
+def _show(first: Way, second: Way, found: Sequence[Compared]) -> None:
+    console = terminal.console(stderr=False)
+    console.print(Text("first   ", style="bold").append(first.name, style="not bold"))
+    console.print(Text("second  ", style="bold").append(second.name, style="not bold"))
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    made.add_column("prompt", overflow="fold")
+    made.add_column("tokens alike", justify="right", no_wrap=True)
+    made.add_column("then", no_wrap=True)
+    for one in found:
+        made.add_row(one.name, str(one.tokens), _word(one), style=None if one.explained else "bold red")
+    console.print(made)
+    for one in found:
+        if one.divergence is not None:
+            console.print(_details(one, one.divergence))
+    console.print(_verdict(found))
+
+
+def _word(one: Compared) -> str:
+    if one.divergence is None:
+        alike = [word for word, known in (("bits", one.bits_identical), ("steps", one.same_steps)) if known]
+        return f"the end, same {' and '.join(alike)}" if alike else "the end"
+    return "a near tie" if one.divergence.near_tie else "NOT explained by rounding"
+
+
+def _details(one: Compared, gone: Divergence) -> Text:
+    sides = [
+        f"{top}" + ("" if slot is None else f" (slot {slot})")
+        for top, slot in zip((gone.ours, gone.theirs), one.slots, strict=True)
+    ]
+    reach = f"logits {gone.apart:.2g} apart, rounding reaches {gone.bound:.2g}"
+    text = f"{one.name}, position {gone.position}: first {sides[0]}, second {sides[1]}; {reach}"
+    return Text(text, style="yellow" if gone.near_tie else "red")
+
+
+def _verdict(found: Sequence[Compared]) -> Text:
+    bad = sum(not one.explained for one in found)
+    ties = sum(one.divergence is not None for one in found) - bad
+    same = len(found) - bad - ties
+    text = f"{counted(len(found), 'prompt')}: {same} alike, {ties} part at a near tie, {bad} not explained by rounding"
+    return Text(text, style="bold red" if bad else "green")
+
+
+def _entry(one: Compared) -> dict[str, Any]:
+    gone = one.divergence
+    return {
+        "prompt": one.name,
+        "tokens_alike": one.tokens,
+        "bits_identical": one.bits_identical,
+        "same_steps": one.same_steps,
+        "divergence": gone
+        and {
+            "position": gone.position,
+            "tokens": [gone.ours.best, gone.theirs.best],
+            "gaps": [gone.ours.gap, gone.theirs.gap],
+            "slots": list(one.slots),
+            "apart": gone.apart,
+            "bound": gone.bound,
+            "near_tie": gone.near_tie,
+        },
+    }

@@ -1,0 +1,111 @@
+"""Where two programs that decode the same prompt part, and whether rounding explains it.
+
+Greedy decoding takes the larger of two logits. Two right programs that sum in another order put each logit a little
+elsewhere, so they may part where the two best are closer than that: at a near tie. Anything else is a mistake in one
+of them. `dflash_fn.tolerances` derives how far rounding reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_fn.tolerances import TIE
+
+__all__ = ["Divergence", "Top2", "explain_divergence", "first_difference", "top2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Top2:
+    """The two best tokens of a row of logits.
+
+    Attributes:
+        best: the token chosen, the first of equals.
+        second: the next best.
+        gap: how much lower its logit is.
+        scale: largest magnitude in the row.
+    """
+
+    best: int
+    second: int
+    gap: float
+    scale: float
+
+    def __str__(self) -> str:
+        return f"{self.best} before {self.second} by {self.gap:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A position at which two programs chose different tokens.
+
+    Attributes:
+        what: whose choice it was, and where, for people.
+        position: absolute index of the chosen token.
+        ours: the two best of the first program.
+        theirs: the two best of the other.
+        apart: largest difference between the two rows of logits.
+        bound: how far apart rounding may put them.
+    """
+
+    what: str
+    position: int
+    ours: Top2
+    theirs: Top2
+    apart: float
+    bound: float
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether the distance of the logits and both gaps are within what rounding may do."""
+        return self.apart <= self.bound and max(self.ours.gap, self.theirs.gap) <= TIE * self.bound
+
+    def __str__(self) -> str:
+        judged = "a near tie" if self.near_tie else "NO near tie"
+        return (
+            f"{self.what}, position {self.position}: ours {self.ours}, theirs {self.theirs} (rounding may do "
+            f"{TIE * self.bound:.3g}); logits up to {self.apart:.3g} apart (rounding may do {self.bound:.3g}): {judged}"
+        )
+
+
+def top2(logits: np.ndarray) -> Top2:
+    """Read the two best tokens off a row of logits; the first index wins a tie.
+
+    Example:
+        >>> top2(np.array([1.0, 4.0, 3.5]))
+        Top2(best=1, second=2, gap=0.5, scale=4.0)
+    """
+    order = np.argsort(-logits, kind="stable")
+    best, second = int(order[0]), int(order[1])
+    gap = float(logits[best]) - float(logits[second])
+    return Top2(best, second, gap, float(np.abs(logits).max()))
+
+
+def explain_divergence(
+    what: str, position: int, ours: np.ndarray, theirs: np.ndarray, *, relative_bound: float
+) -> Divergence:
+    """Describe what two programs saw at the first position where they chose differently.
+
+    Args:
+        what: whose choice it was.
+        position: absolute index of the chosen token.
+        ours: [V] logits of the first program, after the tokens that both agree on.
+        theirs: [V] logits of the other program after the same tokens.
+        relative_bound: of `dflash_fn.tolerances.bound`; multiplied with the largest magnitude in the rows.
+    """
+    mine, other = top2(ours), top2(theirs)
+    apart = float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max())
+    return Divergence(what, position, mine, other, apart, relative_bound * max(mine.scale, other.scale))
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Return the first index at which two texts differ; None where one begins the other.
+
+    Example:
+        >>> first_difference([5, 6, 7], [5, 6, 8]), first_difference([5], [5, 6])
+        (2, None)
+    """
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (mine, other) in pairs if mine != other), None)
