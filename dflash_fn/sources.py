@@ -92,7 +92,7 @@ def download(name: str, *, role: str, revision: str | None) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise errors.BackendMissing(
-            f"{role}: {name!r} is a hub id, and huggingface-hub is not installed; pip install 'dflash-fn[torch]'"
+            f"{role}: {name!r} is a hub id, and huggingface-hub is not installed; run: {errors.install_line('torch')}"
         ) from None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))

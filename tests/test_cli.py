@@ -19,7 +19,7 @@ from dflash_fn import errors, load_zoo, metrics
 from dflash_fn.cli import answer, chat, check, exits, machine, pairs, prove, render, terminal
 from dflash_fn.cli import generate as generate_module
 from dflash_fn.cli import ports as ports_module
-from dflash_fn.cli.main import app
+from dflash_fn.cli.commands import app
 from dflash_fn.text import chat_prompt
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"
@@ -563,7 +563,7 @@ def test_version():
 
 def test_the_command_line_starts_without_a_framework():
     code = (
-        "import sys, dflash_fn.cli.main; "
+        "import sys, dflash_fn.cli.commands; "
         "print(sorted({'torch', 'transformers', 'tokenizers', 'jax', 'mlx', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

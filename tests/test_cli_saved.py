@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import dflash_fn
 from dflash_fn import load_zoo
 from dflash_fn.cli import answer
-from dflash_fn.cli.main import app
+from dflash_fn.cli.commands import app
 from dflash_fn.text import chat_prompt
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"

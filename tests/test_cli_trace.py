@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import dflash_fn
 from dflash_fn.cli import trace_report
-from dflash_fn.cli.main import app
+from dflash_fn.cli.commands import app
 from dflash_fn.trace import Deviation, Report, read_trace, write_trace
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"

@@ -45,7 +45,8 @@ def test_a_missing_backend_is_named_with_the_line_that_installs_it(packages: Pat
     with pytest.raises(errors.BackendMissing) as caught:
         dflash_fn.get_port("mine")
     assert str(caught.value) == (
-        "port 'mine' needs 'beads_that_nobody_has', which is not installed; run: pip install 'dflash-fn[mine]'"
+        "port 'mine' needs 'beads_that_nobody_has', which is not installed; "
+        "the port comes with the package 'beadless_for_dflash', which says what it needs"
     )
     assert isinstance(caught.value, ImportError)
     assert "mine" in dflash_fn.port_names()

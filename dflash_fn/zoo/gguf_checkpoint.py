@@ -52,8 +52,7 @@ def require_packages() -> None:
         import tokenizers  # noqa: F401
     except ImportError as error:
         raise errors.BackendMissing(
-            f"converting a GGUF file needs {error.name or error}, which is not installed; "
-            "run: pip install 'dflash-fn[torch]'"
+            f"converting a GGUF file needs {error.name or error}, which is not installed; run: {errors.install_line('torch')}"
         ) from None
 
 
