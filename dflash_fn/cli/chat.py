@@ -76,8 +76,7 @@ def chat(options: Options) -> None:
     first = read_prompt(options.prompt) if options.prompt is not None else None
     pair = open_pair(load, needs_draft=asks_for_draft(options))
     setup, so_far = _begun(options, pair)
-    if pair.draft is None:
-        terminal.console().print(render.NO_DRAFT)
+    _welcome(setup)
     left_out = 0
     for line in turns(first):
         try:
@@ -87,6 +86,15 @@ def chat(options: Options) -> None:
             exits.say_error(f"{error} (this line is left out; the conversation goes on)")
     if left_out:
         raise typer.Exit(exits.BAD_INPUT)
+
+
+def _welcome(setup: Setup) -> None:
+    console = terminal.console()
+    if setup.pair.draft is None:
+        console.print(Text(render.NO_DRAFT, style="dim"))
+    if stdin.watched():
+        how = "each line goes on from the text so far" if setup.raw else "each line is a message"
+        console.print(Text(f"{how}; Ctrl-C cuts an answer, /quit or Ctrl-D ends", style="dim"))
 
 
 def _begun(options: Options, pair: Pair) -> tuple[Setup, Conversation]:

@@ -12,6 +12,8 @@ from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
 
 __all__ = ["app"]
 
+# Commands are imported before `handled`, where Ctrl-C still ends the process at once.
+
 app = typer.Typer(
     name="dflash-fn",
     help="Speculative decoding with DFlash drafts. Text and JSON go to stdout, everything else to stderr.",
@@ -102,20 +104,20 @@ def generate(
     options = Options(
         load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume
     )
+    if chat:
+        from dflash_fn.cli.chat import chat as command
+    else:
+        from dflash_fn.cli.generate import generate as command
     with exits.handled():
-        if chat:
-            from dflash_fn.cli.chat import chat as command
-        else:
-            from dflash_fn.cli.generate import generate as command
         command(options)
 
 
 @app.command()
 def ports(as_json: Json = False) -> None:
     """List ports, and which can run here."""
-    with exits.handled():
-        from dflash_fn.cli.ports import ports as command
+    from dflash_fn.cli.ports import ports as command
 
+    with exits.handled():
         command(as_json=as_json)
 
 
@@ -136,9 +138,9 @@ def doctor(
     --prove takes a pair, in float32 and in bfloat16, and compares tokens and logits with and without its draft. The
     flags that name a pair or a device are for --prove alone.
     """
-    with exits.handled():
-        from dflash_fn.cli.doctor import doctor as command
+    from dflash_fn.cli.doctor import doctor as command
 
+    with exits.handled():
         command(PairOptions(pair, target, draft, port, device=device), proving=prove, as_json=as_json)
 
 
@@ -172,9 +174,9 @@ def trace_record(
         max_new_tokens=max_new_tokens,
         seed=seed,
     )
-    with exits.handled():
-        from dflash_fn.cli.trace import record as command
+    from dflash_fn.cli.trace import record as command
 
+    with exits.handled():
         command(file, options, top_k=top_k)
 
 
@@ -193,7 +195,7 @@ def trace_check(
 
     Where no flag says otherwise, the pair and the dtype are those of the trace.
     """
-    with exits.handled(several_rows=True):
-        from dflash_fn.cli.trace import check as command
+    from dflash_fn.cli.trace import check as command
 
+    with exits.handled(several_rows=True):
         command(file, PairOptions(pair, target, draft, port, dtype, device), as_json=as_json)

@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import sys
-from typing import IO
+from typing import TextIO
 
 from dflash_fn.errors import InputError
 
@@ -71,7 +71,7 @@ def _fill_gaps() -> None:
     os.close(number)
 
 
-def _guarded(stream: IO[str] | None, raw: io.FileIO) -> IO[str]:
+def _guarded(stream: TextIO | None, raw: io.FileIO) -> TextIO:
     """Return a stream that writes by `raw`; a terminal's is left as it is, for Windows has a special one."""
     if isinstance(stream, io.TextIOWrapper) and stream.isatty():
         # Text is whatever the model writes; a terminal that lacks a letter must not end the run.

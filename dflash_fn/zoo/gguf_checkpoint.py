@@ -52,7 +52,8 @@ def require_packages() -> None:
         import tokenizers  # noqa: F401
     except ImportError as error:
         raise errors.BackendMissing(
-            f"converting a GGUF file needs {error.name or error}, which is not installed; run: {errors.install_line('torch')}"
+            f"converting a GGUF file needs {error.name or error}, which is not installed; "
+            f"run: {errors.install_line('torch')}"
         ) from None
 
 
