@@ -20,7 +20,7 @@ from dflash_fn.cli.commands import app
 from dflash_fn.trace import Deviation, Report, read_trace, write_trace
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"
-PROMPT = "def fibonacci(n):"
+PROMPT = "import random"
 
 
 def invoke(*args, stdin=None):
