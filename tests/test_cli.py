@@ -379,9 +379,12 @@ def test_a_folder_in_the_place_of_a_file(chat_target, name, message):
 @pytest.fixture
 def log():
     """What transformers says of tokenizing."""
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            records.append(record.getMessage())
+
+    records, handler = [], Handler()
     logger = logging.getLogger("transformers.tokenization_utils_base")
     logger.addHandler(handler)
     yield records
