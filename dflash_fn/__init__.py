@@ -1,7 +1,7 @@
 """DFlash speculative decoding as pure functions over immutable decode states.
 
     pair = dflash_fn.load_zoo("tiny-code")
-    state = dflash_fn.prefill(pair, "def fibonacci(n):")
+    state = dflash_fn.prefill(pair, "import random")
     state = dflash_fn.decode(state, pair, max_new_tokens=64)
     print(pair.tokenizer.decode(state.tokens[0]))
 

@@ -87,6 +87,8 @@ def read_folder(
         raise errors.CheckpointError(f"{folder}: no *.safetensors file; expected a checkpoint in that format")
     tensors: dict[str, Tensor] = {}
     for file in files:
+        if file.is_dir():
+            raise errors.CheckpointError(f"{file}: is a folder; expected a safetensors file of that name")
         try:
             tensors.update(read_file(file))
         except damage as error:

@@ -26,6 +26,7 @@ __all__ = [
     "UnknownPort",
     "UnsupportedModel",
     "VocabularyMismatch",
+    "install_line",
 ]
 
 
@@ -103,3 +104,13 @@ class StateFileError(DflashError, ValueError):
 
 class NonFiniteError(DflashError, ArithmeticError):
     """A model produced NaN or infinity, so its tokens mean nothing."""
+
+
+def install_line(extra: str) -> str:
+    """Return the command that installs what an extra needs, from a package index and from a checkout.
+
+    Example:
+        >>> install_line("mlx")
+        'pip install "dflash-fn[mlx]" (in a checkout: pip install ".[mlx]")'
+    """
+    return f'pip install "dflash-fn[{extra}]" (in a checkout: pip install ".[{extra}]")'

@@ -155,4 +155,9 @@ def _tokenizer(port: Port, source: Source, given: Any) -> Any:
     try:
         return port.load_tokenizer(folder)
     except Exception as error:  # tokenizers raise bare Exceptions on a damaged file
+        if not (folder / "tokenizer.json").is_file():
+            raise errors.CheckpointError(
+                f"{folder}: there is no tokenizer.json, and what else is there makes no tokenizer; "
+                "put the file there, or give another tokenizer"
+            ) from error
         raise errors.CheckpointError(f"{folder}: its tokenizer cannot be read ({error})") from error

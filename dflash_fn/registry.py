@@ -11,6 +11,7 @@ from dflash_fn.port import Port
 __all__ = ["get_port", "port_names"]
 
 GROUP = "dflash_fn.ports"
+OWN_PACKAGE = "dflash-fn"
 
 
 def port_names() -> tuple[str, ...]:
@@ -34,9 +35,16 @@ def get_port(name: str) -> Port:
     except ImportError as error:
         missing = error.name or str(error)
         raise errors.BackendMissing(
-            f"port {name!r} needs {missing!r}, which is not installed; run: pip install 'dflash-fn[{name}]'"
+            f"port {name!r} needs {missing!r}, which is not installed; {_advice(entry)}"
         ) from error
     return load()
+
+
+def _advice(entry: EntryPoint) -> str:
+    package = entry.dist.name if entry.dist else OWN_PACKAGE
+    if package == OWN_PACKAGE:
+        return f"run: {errors.install_line(entry.name)}"
+    return f"the port comes with the package {package!r}, which says what it needs"
 
 
 def _entry(name: str) -> EntryPoint:

@@ -78,7 +78,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise errors.CheckpointError(f"{path.parent}: no {path.name}; expected a checkpoint folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise errors.CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise errors.CheckpointError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(value, dict):
         raise errors.CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -92,7 +94,7 @@ def download(name: str, *, role: str, revision: str | None) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
         raise errors.BackendMissing(
-            f"{role}: {name!r} is a hub id, and huggingface-hub is not installed; pip install 'dflash-fn[torch]'"
+            f"{role}: {name!r} is a hub id, and huggingface-hub is not installed; run: {errors.install_line('torch')}"
         ) from None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))

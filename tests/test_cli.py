@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,17 +20,20 @@ from dflash_fn import errors, load_zoo, metrics
 from dflash_fn.cli import answer, chat, check, exits, machine, pairs, prove, render, terminal
 from dflash_fn.cli import generate as generate_module
 from dflash_fn.cli import ports as ports_module
-from dflash_fn.cli.main import app
+from dflash_fn.cli.commands import app
 from dflash_fn.text import chat_prompt
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"
 TARGET, DRAFT = str(TINY_CODE / "target"), str(TINY_CODE / "draft")
-PROMPT = "def fibonacci(n):"
+PROMPT = "import random"
 FEW = ("--max-new-tokens", "12")
 KEYS = [
     "text", "tokens", "prompt_tokens", "finish_reason", "steps", "num_accepted", "tau", "ttft_s", "tpot_s",
     "tokens_per_s", "pair", "port", "dtype", "device", "block_size", "width", "seed",
 ]  # fmt: skip
+NOTHING = {
+    "tokens_identical": None, "logits_identical": None, "baseline_tokens_per_s": None, "speedup": None,
+}  # fmt: skip
 CHAT_TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}\n{{ m['content'] }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}# assistant\n{% endif %}"
@@ -139,9 +143,26 @@ def test_check_finds_the_draft_to_change_nothing(mode):
     result, value = invoke_json("generate", PROMPT, *FEW, "--check", *mode)
     assert result.exit_code == 0
     assert list(value) == [*KEYS, "check"]
-    assert list(value["check"]) == ["tokens_identical", "logits_identical", "baseline_tokens_per_s", "speedup"]
+    assert list(value["check"]) == [
+        "tokens_identical", "logits_identical", "baseline_tokens_per_s", "speedup", "not_done",
+    ]  # fmt: skip
+    assert value["check"]["not_done"] is None
     assert value["check"]["tokens_identical"] is value["check"]["logits_identical"] is True
     assert value["check"]["speedup"] == pytest.approx(value["tokens_per_s"] / value["check"]["baseline_tokens_per_s"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--max-new-tokens", 0), "no token was decoded"),
+        (("--max-new-tokens", 1), "the answer has one token, and the first is never drafted"),
+        (("--max-new-tokens", 5, "--block-size", 1), "a block of 1 drafts nothing"),
+    ],
+)
+def test_a_check_of_nothing_does_not_look_like_one_that_passed(flags, reason):
+    result, value = invoke_json("generate", PROMPT, "--check", *flags)
+    assert (result.exit_code, value["check"]) == (0, NOTHING | {"not_done": reason})
+    assert f"check: nothing was checked, because {reason}\n" in invoke("generate", PROMPT, "--check", *flags).stderr
 
 
 def test_check_says_so_to_people():
@@ -181,6 +202,46 @@ def test_plain_decoding_of_a_target_alone():
     _, value = invoke_json("generate", PROMPT, *FEW, "--target", TARGET)
     assert (value["block_size"], value["width"], value["tau"]) == (1, 1, 1.0)
     assert value["pair"] == TARGET
+
+
+def test_without_a_draft_people_are_told_why_tau_is_1():
+    result = invoke("generate", PROMPT, *FEW, "--target", TARGET)
+    assert "tau 1.00" in result.stderr
+    assert f"\n{render.NO_DRAFT}\n" in result.stderr
+    assert metrics.TAU_DEFINITION not in result.stderr
+    assert render.NO_DRAFT in invoke("generate", "--chat", "--target", TARGET, stdin="/quit\n").stderr
+
+
+@pytest.fixture
+def draft_of_100(tmp_path):
+    folder = tmp_path / "draft"
+    shutil.copytree(DRAFT, folder)
+    path = folder / "config.json"
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace('"block_size": 8', '"block_size": 100'))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "the draft's block size is 100; port torch verifies 32 tokens at most, give --block-size 32 or less"),
+        (("--block-size", 40), "--block-size is 40; port torch verifies 32 tokens at most, give --block-size 32 or"),
+        (
+            ("--block-size", 8, "--width", 33),
+            "--width is 33; port torch verifies 32 tokens at most, give --width 32 or",
+        ),
+    ],
+)
+def test_a_block_that_no_verification_holds_is_called_a_block(draft_of_100, flags, message):
+    result = invoke("generate", PROMPT, *FEW, "--draft", draft_of_100, *flags)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_draft_of_large_blocks_can_draft_smaller_ones(draft_of_100):
+    _, value = invoke_json("generate", PROMPT, *FEW, "--draft", draft_of_100, "--block-size", 8)
+    assert (value["block_size"], value["width"]) == (8, 32)
 
 
 def test_target_and_draft_by_folder_and_a_draft_in_place_of_the_pairs_own():
@@ -237,7 +298,22 @@ def test_stop_token_ends_the_answer(chat_target):
         (["generate", "x", "--chat", "--check"], "--chat and --check exclude each other"),
         (["generate", "-", "--chat"], "--chat reads its turns from stdin"),
         (["generate", "x", "--pair", "no-such"], "unknown pair 'no-such'; known pairs: tiny-code"),
-        (["generate", "x", "--target", TARGET, "--check"], "--check compares with and without a draft; give one"),
+        (
+            ["generate", "x", "--target", TARGET, "--check"],
+            "--check compares with and without a draft; there is none, give",
+        ),
+        (
+            ["generate", "x", "--target", TARGET, "--block-size", "4"],
+            "--block-size 4 needs a draft to fill the block; ",
+        ),
+        (["generate", "x", "--target", TARGET, "--block-size", "4", "--chat"], "there is none, give one by --draft"),
+        (["trace", "record", "x", "y", "--target", TARGET, "--block-size", "2"], "--block-size 2 needs a draft"),
+        (["generate", "a\udcffb"], "the prompt is no UTF-8 text (byte 0xff at offset 1); expected UTF-8"),
+        (["doctor", "--pair", "tiny-code"], "--pair says what --prove is to run; add --prove, or leave --pair out"),
+        (["doctor", "--device", "cpu"], "--device says what --prove is to run"),
+        (["doctor", "--draft", DRAFT], "--draft says what --prove is to run"),
+        (["doctor", "--port", "no-such"], "unknown port 'no-such'; installed ports: "),
+        (["doctor", "--prove", "--pair", "x", "--target", "y"], "--pair and --target exclude each other"),
     ],
 )
 def test_bad_input_is_one_line_before_any_weights(no_weights, args, message):
@@ -276,16 +352,86 @@ def test_a_target_without_a_tokenizer(chat_target):
     assert "holds no tokenizer" in result.stderr
 
 
-def test_a_prompt_that_fills_the_context():
-    result = invoke("generate", "x = 1\n" * 2000, *FEW)
+def test_a_tokenizer_without_its_file(chat_target):
+    (chat_target / "tokenizer.json").unlink()
+    result = invoke("generate", "x", "--target", chat_target)
     assert result.exit_code == 2
-    assert "context holds 2048" in result.stderr
+    assert result.stderr == (
+        f"error: {chat_target}: there is no tokenizer.json, and what else is there makes no tokenizer; "
+        "put the file there, or give another tokenizer\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model.safetensors", "is a folder; expected a safetensors file of that name"),
+        ("config.json", "cannot be read (Is a directory)"),
+    ],
+)
+def test_a_folder_in_the_place_of_a_file(chat_target, name, message):
+    (chat_target / name).unlink()
+    (chat_target / name).mkdir()
+    result = invoke("generate", "x", "--target", chat_target)
+    assert (result.exit_code, result.stderr) == (2, f"error: {chat_target / name}: {message}\n")
+
+
+@pytest.fixture
+def log():
+    """What transformers says of tokenizing."""
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            records.append(record.getMessage())
+
+    records, handler = [], Handler()
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
+def test_a_prompt_that_fills_the_context(chat_target, log):
+    path = chat_target / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": 2048}))
+    result = invoke("generate", "x = 1\n" * 2000, *FEW, "--target", chat_target, "--raw")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: the prompt has ")  # there is one row, and the user gave it no number
+    assert "tokens; the target's context holds 2048, one of which must be left for an answer\n" in result.stderr
+    assert log == []
+
+
+def test_an_error_in_the_middle_of_an_answer_has_a_line_of_its_own(monkeypatch):
+    def fail_later(*args, **options):
+        left = 3
+        for made in real(*args, **options):
+            yield made
+            left -= 1
+            if not left:
+                raise errors.NonFiniteError("row 0, step 3: the target's logits hold NaN")
+
+    real = dflash_fn.rounds
+    whole = invoke("generate", PROMPT, *FEW).stdout
+    monkeypatch.setattr(dflash_fn, "rounds", fail_later)
+    for result in (invoke("generate", PROMPT, *FEW), invoke("generate", "--chat", *FEW, stdin=f"{PROMPT}\n")):
+        assert result.exit_code == 2
+        assert result.stdout.endswith("\n")
+        assert result.stdout.removesuffix("\n") in whole
+        assert result.stderr == "error: step 3: the target's logits hold NaN\n"
+    result = invoke("generate", PROMPT, *FEW, "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 def test_stdin_that_is_no_text():
-    result = invoke("generate", "-", stdin=b"\xff\xfe")
-    assert result.exit_code == 2
-    assert "no UTF-8 text" in result.stderr
+    result = invoke("generate", "-", stdin=b"x\xff\xfe")
+    assert (result.exit_code, result.stderr) == (
+        2, "error: the prompt is no UTF-8 text (byte 0xff at offset 1); expected UTF-8\n",
+    )  # fmt: skip
+
+
+def test_line_ends_of_windows_are_read_as_ours():
+    _, value = invoke_json("generate", "-", *FEW, stdin=b"x = 1\r\ny\r\n")
+    assert value["tokens"] == invoke_json("generate", "x = 1\ny", *FEW)[1]["tokens"]
 
 
 def test_usage_errors_have_the_same_code():
@@ -339,22 +485,28 @@ def test_ctrl_c_keeps_what_was_written(ctrl_c_after):
     assert value["finish_reason"] == "interrupted"
     assert value["steps"] == 3
     assert value["tokens"] == whole["tokens"][: len(value["tokens"])]
-    assert "check" not in value
+    assert value["check"] == NOTHING | {"not_done": "Ctrl-C came first"}
 
 
-def test_ctrl_c_while_the_draft_is_checked_says_nothing_of_it(ctrl_c_after):
-    steps = invoke_json("generate", PROMPT, *FEW)[1]["steps"]
-    ctrl_c_after(steps + 5)
-    result = invoke("generate", PROMPT, *FEW, "--check")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_while_the_draft_is_checked_says_that_it_is_not_done(ctrl_c_after, as_json):
+    whole = invoke_json("generate", PROMPT, *FEW)[1]
+    ctrl_c_after(whole["steps"] + 5)
+    result = invoke("generate", PROMPT, *FEW, "--check", *(["--json"] if as_json else []))
     assert result.exit_code == 130
-    assert "12 tokens" in result.stderr
-    assert "check:" not in result.stderr
+    if as_json:
+        value = json.loads(result.stdout)
+        assert value["tokens"] == whole["tokens"]
+        assert value["check"] == NOTHING | {"not_done": "Ctrl-C came first"}
+    else:
+        assert "12 tokens" in result.stderr
+        assert "check: nothing was checked, because Ctrl-C came first\n" in result.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGINT is sent another way there")
 def test_sigint_to_the_process():
     process = start("generate", PROMPT, "--max-new-tokens", 1900, "--block-size", 1)
-    assert read(process.stdout, len(PROMPT) + 8).startswith(PROMPT)
+    assert read(process.stdout, len(PROMPT) + 40).startswith(PROMPT)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -464,10 +616,39 @@ def test_ctrl_c_at_the_prompt_ends_the_chat(monkeypatch):
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
-def test_chat_ends_with_an_error_when_the_context_is_full():
-    result = invoke("generate", "--chat", *FEW, stdin="x\n" + "y = 2; " * 2000 + "\n")
-    assert result.exit_code == 2
-    assert "context holds 2048" in result.stderr
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"y = 2; " * 2000, "one of which must be left for an answer"),
+        (b"y\xff", "the line is no UTF-8 text (byte 0xff at offset 1); expected UTF-8"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_left_out_of_the_chat(answers, line, message):
+    flags = ("generate", "--chat", *FEW)
+    result = invoke(*flags, stdin=b"x\n" + line + b"\nz = 3\n")
+    assert result.exit_code == 2  # a script is told, though the conversation went on
+    assert result.stderr.count("error: ") == 1
+    assert f"{message} (this line is left out; the conversation goes on)\n" in result.stderr
+    assert invoke(*flags, stdin="x\nz = 3\n").stdout == result.stdout
+    assert answers[1].state.tokens == answers[3].state.tokens
+
+
+def test_a_first_line_that_is_too_long_is_left_out_too(answers):
+    result = invoke("generate", "y = 2; " * 2000, "--chat", *FEW, stdin="x\n")
+    assert (result.exit_code, result.stderr.count("left out")) == (2, 1)
+    assert result.stdout == answers[0].text + "\n"
+
+
+def test_ctrl_c_while_a_line_is_read_leaves_it_out(monkeypatch, answers):
+    def pressed(*args, **options):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "opened", pressed)
+    result = invoke("generate", "--chat", *FEW, stdin="x\nz = 3\n")
+    assert result.exit_code == 0
+    assert "[Ctrl-C came before the first token; the line is left out]" in result.stderr
+    assert result.stdout == invoke("generate", "--chat", *FEW, stdin="z = 3\n").stdout
 
 
 # ports, doctor and the rest
@@ -563,7 +744,7 @@ def test_version():
 
 def test_the_command_line_starts_without_a_framework():
     code = (
-        "import sys, dflash_fn.cli.main; "
+        "import sys, dflash_fn.cli.commands; "
         "print(sorted({'torch', 'transformers', 'tokenizers', 'jax', 'mlx', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -620,4 +801,11 @@ def test_draft_that_the_pair_lacks_is_asked_for(monkeypatch):
     monkeypatch.setattr(pairs, "_folders", lambda name, report: (Path(TARGET), None))
     result = invoke("doctor", "--prove", "--pair", "tiny-code")
     assert result.exit_code == 2
-    assert "--prove compares with and without a draft" in result.stderr
+    assert "--prove compares with and without a draft; there is none, give one by --draft" in result.stderr
+
+
+def test_a_draft_can_be_given_to_doctor(monkeypatch):
+    monkeypatch.setattr(prove, "STARTS", (20,))
+    monkeypatch.setattr(prove, "NUM_TOKENS", 4)
+    result, value = invoke_json("doctor", "--prove", "--target", TARGET, "--draft", DRAFT, "--device", "cpu")
+    assert (result.exit_code, len(value["prove"]), value["device"]) == (0, 4, "cpu")

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 import dflash_fn
 from dflash_fn import load_zoo
 from dflash_fn.cli import answer
-from dflash_fn.cli.main import app
+from dflash_fn.cli.commands import app
 from dflash_fn.text import chat_prompt
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"
-PROMPT = "def fibonacci(n):"
+PROMPT = "import random"
 CHAT_TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}\n{{ m['content'] }}<|endoftext|>\n{% endfor %}"
     "{% if add_generation_prompt %}# assistant\n{% endif %}"

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 import dflash_fn
 from dflash_fn.cli import trace_report
-from dflash_fn.cli.main import app
+from dflash_fn.cli.commands import app
 from dflash_fn.trace import Deviation, Report, read_trace, write_trace
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"
-PROMPT = "def fibonacci(n):"
+PROMPT = "import random"
 
 
 def invoke(*args, stdin=None):
@@ -69,7 +69,7 @@ def test_recording_takes_the_flags_of_generate(tmp_path):
     trace = read_trace(path)
     assert result.exit_code == 0
     assert value == {
-        "file": str(path), "bytes": path.stat().st_size, "steps": len(trace.steps), "tokens": 6, "prompt_tokens": 8,
+        "file": str(path), "bytes": path.stat().st_size, "steps": len(trace.steps), "tokens": 6, "prompt_tokens": 3,
         "pair": "tiny-code", "port": "torch", "dtype": "bfloat16", "block_size": 4, "width": 9, "seed": 5,
     }  # fmt: skip
     row = trace.steps[1][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -45,10 +46,25 @@ def test_a_missing_backend_is_named_with_the_line_that_installs_it(packages: Pat
     with pytest.raises(errors.BackendMissing) as caught:
         dflash_fn.get_port("mine")
     assert str(caught.value) == (
-        "port 'mine' needs 'beads_that_nobody_has', which is not installed; run: pip install 'dflash-fn[mine]'"
+        "port 'mine' needs 'beads_that_nobody_has', which is not installed; "
+        "the port comes with the package 'beadless_for_dflash', which says what it needs"
     )
     assert isinstance(caught.value, ImportError)
     assert "mine" in dflash_fn.port_names()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_our_own_ports_are_installed_as_extras(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    package = importlib.metadata.distribution("dflash-fn") if own else None
+    entry = importlib.metadata.EntryPoint("mine", "beads_that_nobody_has:load", "dflash_fn.ports")
+    vars(entry).update(dist=package)
+    monkeypatch.setattr("dflash_fn.registry.entry_points", lambda group: (entry,))
+    with pytest.raises(errors.BackendMissing) as caught:
+        dflash_fn.get_port("mine")
+    assert str(caught.value) == (
+        "port 'mine' needs 'beads_that_nobody_has', which is not installed; "
+        'run: pip install "dflash-fn[mine]" (in a checkout: pip install ".[mine]")'
+    )
 
 
 def test_loading_a_pair_without_its_backend_says_so_first(packages: Path) -> None:

@@ -109,7 +109,8 @@ def test_a_config_that_is_no_object(tmp_path: Path, value: Any, kind: str) -> No
 
 def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
-    assert "not readable as JSON" in message(errors.CheckpointError, resolve, tmp_path, role="draft")
+    found = message(errors.CheckpointError, resolve, tmp_path, role="draft")
+    assert found.startswith(f"{tmp_path / 'config.json'}: cannot be read (")
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "/no/such", "./a/b", "../a", "a/", "/a"])
@@ -228,4 +229,7 @@ def test_without_the_hubs_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     found = message(errors.BackendMissing, resolve, "owner/model", role="draft")
-    assert found.startswith("draft: 'owner/model' is a hub id, and huggingface-hub is not installed; pip install ")
+    assert found == (
+        "draft: 'owner/model' is a hub id, and huggingface-hub is not installed; "
+        'run: pip install "dflash-fn[torch]" (in a checkout: pip install ".[torch]")'
+    )

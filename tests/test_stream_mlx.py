@@ -16,7 +16,7 @@ from dflash_fn.divergence import explain_divergence, first_difference
 from dflash_fn.sources import read_config
 from dflash_fn.tolerances import TIE, bound
 
-INSTALL = "pip install 'dflash-fn[mlx]'"
+INSTALL = 'pip install ".[mlx]"'
 mx: Any = pytest.importorskip("mlx.core", reason=f"needs mlx: {INSTALL}")
 mlx_lm: Any = pytest.importorskip("mlx_lm", reason=f"needs mlx-lm: {INSTALL}")
 # `mlx_lm.generate` is a function, which hides the module of that name

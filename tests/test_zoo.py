@@ -516,7 +516,8 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.BackendMissing) as caught:
         zoo.fetch("smollm2-135m")
     assert str(caught.value) == (
-        "converting a GGUF file needs gguf, which is not installed; run: pip install 'dflash-fn[torch]'"
+        "converting a GGUF file needs gguf, which is not installed; "
+        'run: pip install "dflash-fn[torch]" (in a checkout: pip install ".[torch]")'
     )
 
 

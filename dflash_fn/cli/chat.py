@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
+from rich.text import Text
 
-from dflash_fn.cli import render, saved, terminal
+from dflash_fn.cli import exits, render, saved, stdin, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, extended, opened
 from dflash_fn.cli.options import Options, check_options, read_prompt
-from dflash_fn.cli.pairs import block_and_width, open_pair
+from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
 from dflash_fn.errors import InputError
 from dflash_fn.text import Message, chat_prompt, next_turn
 
@@ -39,45 +40,100 @@ class Conversation:
     messages: tuple[Message, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What stays the same from turn to turn.
+
+    Attributes:
+        options: what was asked for.
+        pair: who answers.
+        raw: whether there is no chat template to follow.
+        block_size: B.
+        width: W of a new state.
+    """
+
+    options: Options
+    pair: Pair
+    raw: bool
+    block_size: int
+    width: int
+
+
 def chat(options: Options) -> None:
     """Answer one line after another until /quit, the end of stdin, or Ctrl-C at the prompt.
 
     Ctrl-C during an answer keeps what was written. With a chat template each line is a user's message; without one
-    it is a new line of the text, which the model goes on from.
+    it is a new line of the text, which the model goes on from. A line that cannot be used, such as one that no longer
+    fits the context, is left out, and the conversation goes on without it.
 
     Raises:
-        DflashError: of any kind; such as a conversation that no longer fits the context.
+        typer.Exit: with the code of bad input, where a line was left out.
+        DflashError: of any kind but those.
     """
     check_options(options)
+    stdin.source()
     load = saved.pair_of(options)
     first = read_prompt(options.prompt) if options.prompt is not None else None
-    pair = open_pair(load)
+    pair = open_pair(load, needs_draft=asks_for_draft(options))
+    setup, so_far = _begun(options, pair)
+    _welcome(setup)
+    left_out = 0
+    for line in turns(first):
+        try:
+            so_far = _turn(setup, so_far, stdin.checked(line, "the line"))
+        except InputError as error:
+            left_out += 1
+            exits.say_error(f"{error} (this line is left out; the conversation goes on)")
+    if left_out:
+        raise typer.Exit(exits.BAD_INPUT)
+
+
+def _welcome(setup: Setup) -> None:
+    console = terminal.console()
+    if setup.pair.draft is None:
+        console.print(Text(render.NO_DRAFT, style="dim"))
+    if stdin.watched():
+        how = "each line goes on from the text so far" if setup.raw else "each line is a message"
+        console.print(Text(f"{how}; Ctrl-C cuts an answer, /quit or Ctrl-D ends", style="dim"))
+
+
+def _begun(options: Options, pair: Pair) -> tuple[Setup, Conversation]:
     raw = options.raw or pair.tokenizer.chat_template is None
     block_size, width = block_and_width(options, pair)
-    so_far = Conversation()
-    if options.resume is not None:
-        state, _ = saved.resumed(options, pair)
-        so_far, block_size = Conversation(state, saved.past(state, pair)), saved.block_size(options, pair, state)
-    for line in turns(first):
-        state, seconds = _opened(pair, so_far, line, raw=raw, seed=options.first_seed, width=width)
+    if options.resume is None:
+        return Setup(options, pair, raw, block_size, width), Conversation()
+    state, _ = saved.resumed(options, pair)
+    block_size = saved.block_size(options, pair, state)
+    return Setup(options, pair, raw, block_size, state.width), Conversation(state, saved.past(state, pair))
+
+
+def _turn(setup: Setup, so_far: Conversation, line: str) -> Conversation:
+    """Answer a line, and return the conversation after it."""
+    options, pair = setup.options, setup.pair
+    try:
+        state, seconds = _opened(setup, so_far, line)
+    except KeyboardInterrupt:
+        terminal.console().print(Text("[Ctrl-C came before the first token; the line is left out]", style="dim"))
+        return so_far
+    with terminal.whole_lines() as write:
         answer = decode_answer(
             state,
             pair,
             max_new_tokens=options.max_new_tokens,
-            block_size=block_size,
+            block_size=setup.block_size,
             seconds=seconds,
-            write=terminal.write,
-            continues=raw,
+            write=write,
+            continues=setup.raw,
         )
-        so_far = Conversation(answer.state, (*so_far.messages, user(line), said(answer)))
-        _end_turn(answer)
-        saved.save(options, answer.state, pair)
+    terminal.console().print(render.turn_line(answer))
+    saved.save(options, answer.state, pair)
+    return Conversation(answer.state, (*so_far.messages, user(line), said(answer)))
 
 
 def turns(first: str | None) -> Iterator[str]:
     """Yield what the user says, the prompt argument first; blank lines are skipped."""
     if first is not None:
-        if sys.stdin.isatty():
+        if stdin.watched():
             terminal.write(f"{PROMPT}{first}\n", dim=True)
         yield first
     while True:
@@ -96,17 +152,9 @@ def read_line() -> str:
 
     Raises:
         EOFError: there is none.
-        InputError: it is no text.
+        InputError: stdin is closed or cannot be read.
     """
-    try:
-        if sys.stdin.isatty():
-            return _ask()
-        line = sys.stdin.readline()
-    except UnicodeError as error:
-        raise InputError(f"a line of stdin is no UTF-8 text ({error})") from None
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n")
+    return _ask() if stdin.watched() else stdin.read_line()
 
 
 def _ask() -> str:
@@ -122,13 +170,12 @@ def _ask() -> str:
         raise
 
 
-def _opened(
-    pair: Pair, so_far: Conversation, line: str, *, raw: bool, seed: int, width: int
-) -> tuple[DecodeState, float]:
+def _opened(setup: Setup, so_far: Conversation, line: str) -> tuple[DecodeState, float]:
     """Return the state to answer from, and the seconds that it took: the first prompt, or the last state extended."""
+    pair, raw = setup.pair, setup.raw
     if so_far.state is None:
         prompt = line if raw else chat_prompt(pair.tokenizer, [user(line)])
-        return opened(pair, prompt, seed=seed, width=width)
+        return opened(pair, prompt, seed=setup.options.first_seed, width=setup.width)
     if raw:
         begun = "" if so_far.messages[-1]["content"].endswith("\n") else "\n"
         ids = pair.tokenizer.encode(begun + line, add_special_tokens=False)
@@ -145,8 +192,3 @@ def user(line: str) -> Message:
 def said(answer: Answer) -> Message:
     """Return the assistant's message, as far as it got."""
     return {"role": "assistant", "content": answer.text}
-
-
-def _end_turn(answer: Answer) -> None:
-    terminal.write("" if answer.text.endswith("\n") else "\n")
-    terminal.console().print(render.turn_line(answer))

@@ -11,7 +11,9 @@ from dflash_fn.cli.answer import Answer, decode_answer, opened
 if TYPE_CHECKING:
     from dflash_fn.records import DecodeState, Pair
 
-__all__ = ["Check", "check_against_plain", "compare", "warm_up"]
+__all__ = ["INTERRUPTED", "Check", "NotChecked", "check_against_plain", "compare", "nothing_to_check", "warm_up"]
+
+INTERRUPTED = "Ctrl-C came first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,30 @@ class Check:
     def identical(self) -> bool:
         """Whether nothing differs."""
         return self.tokens_identical and self.logits_identical
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """That nothing was compared, which must not look as if nothing differed.
+
+    Attributes:
+        reason: why, as the end of a sentence.
+    """
+
+    reason: str
+
+
+def nothing_to_check(answer: Answer, *, block_size: int) -> NotChecked | None:
+    """Return why a comparison would say nothing: no token of the answer was drafted, so the draft changed none."""
+    if answer.interrupted:
+        return NotChecked(INTERRUPTED)
+    if not answer.tokens:
+        return NotChecked("no token was decoded")
+    if block_size == 1:
+        return NotChecked("a block of 1 drafts nothing")
+    if not answer.summary.steps:
+        return NotChecked("the answer has one token, and the first is never drafted")
+    return None
 
 
 def warm_up(state: DecodeState, pair: Pair, *, block_size: int) -> None:

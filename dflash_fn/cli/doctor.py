@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from dflash_fn.cli import exits, machine, prove, report, terminal
-from dflash_fn.cli.options import PairOptions
+from dflash_fn.cli.options import PairOptions, check_load
 from dflash_fn.cli.pairs import open_pair
 from dflash_fn.cli.ports import look_at
-from dflash_fn.errors import CacheFolderError
+from dflash_fn.errors import CacheFolderError, InputError
 
 __all__ = ["doctor", "facts"]
 
@@ -26,9 +26,12 @@ def doctor(options: PairOptions, *, proving: bool, as_json: bool) -> None:
         typer.Exit: with the code of a difference.
         DflashError: of any kind.
     """
+    check_load(options)
+    if not proving:
+        _check_unused(options)
     console = terminal.console(stderr=False)
     with terminal.status("looking around"):
-        found = facts(options.port)
+        found = facts(options)
     if not as_json:
         show_facts(console, found)
     proved: list[prove.Proof] = []
@@ -45,17 +48,24 @@ def doctor(options: PairOptions, *, proving: bool, as_json: bool) -> None:
         raise typer.Exit(exits.DIFFERENT)
 
 
-def facts(port: str) -> dict[str, Any]:
+def _check_unused(options: PairOptions) -> None:
+    """Raise InputError for a flag that says what to prove where nothing is proved."""
+    for name in ("pair", "target", "draft", "device"):
+        if getattr(options, name) is not None:
+            raise InputError(f"--{name} says what --prove is to run; add --prove, or leave --{name} out")
+
+
+def facts(options: PairOptions) -> dict[str, Any]:
     """Collect what there is to know without loading a pair."""
     from dflash_fn import __version__
 
-    entry = look_at(port)
+    entry = look_at(options.port)
     info = entry.info
     return {
         "dflash_fn": __version__,
         "versions": machine.versions(),
         "port": entry.as_object(),
-        "device": info.devices[0] if info else None,
+        "device": options.device or (info.devices[0] if info else None),
         "threads": info.threads if info else None,
         "memory": asdict(machine.memory()),
         "cache": _cache(),
@@ -95,7 +105,7 @@ def present(name: str) -> bool:
 def _proofs(options: PairOptions) -> Iterator[prove.Proof]:
     """Compare in every dtype; the progress is the lines themselves."""
     for dtype in prove.DTYPES:
-        pair = open_pair(replace(options, dtype=dtype), needs_draft="--prove")
+        pair = open_pair(replace(options, dtype=dtype), needs_draft="--prove compares with and without a draft")
         yield from prove.proofs(pair)
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from dflash_fn.cli import exits, render, report, saved, terminal
-from dflash_fn.cli.answer import Answer, decode_answer, opened, silent
-from dflash_fn.cli.check import Check, check_against_plain, warm_up
+from dflash_fn.cli.answer import Answer, Write, decode_answer, opened, silent
+from dflash_fn.cli.check import INTERRUPTED, Check, NotChecked, check_against_plain, nothing_to_check, warm_up
 from dflash_fn.cli.options import Options, check_options, read_prompt
-from dflash_fn.cli.pairs import block_and_width, open_pair
+from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
 from dflash_fn.text import chat_prompt
 
 if TYPE_CHECKING:
@@ -49,22 +49,22 @@ def generate(options: Options) -> None:
     check_options(options)
     load = saved.pair_of(options)
     text = read_prompt(options.prompt) if options.prompt is not None else None
-    pair = open_pair(load, needs_draft="--check" if options.check else "")
+    pair = open_pair(load, needs_draft=asks_for_draft(options))
     raw = options.raw or pair.tokenizer.chat_template is None
     with terminal.note("reading the prompt"):
         begun = _begun(options, pair, text or "", raw) if options.resume is None else _resumed(options, pair, text, raw)
         if options.check:
             warm_up(begun.state, pair, block_size=begun.block_size)
     answer = _answered(options, pair, begun)
-    check = _checked(options, pair, begun, answer) if options.check and not answer.interrupted else None
+    check = _checked(options, pair, begun, answer) if options.check else None
     if options.json:
         report.print_object(report.answer_object(pair, answer, block_size=begun.block_size, check=check))
     elif check:
         terminal.console().print(render.check_lines(check, len(answer.tokens)))
     saved.save(options, answer.state, pair)
-    if answer.interrupted:
+    if answer.interrupted or check == NotChecked(INTERRUPTED):
         raise typer.Exit(exits.INTERRUPTED)
-    if check and not check.identical:
+    if isinstance(check, Check) and not check.identical:
         raise typer.Exit(exits.DIFFERENT)
 
 
@@ -83,26 +83,34 @@ def _resumed(options: Options, pair: Pair, text: str | None, raw: bool) -> Begun
 
 
 def _answered(options: Options, pair: Pair, begun: Begun) -> Answer:
-    show = not options.json
-    if show:
-        terminal.write(begun.shown, dim=True)
-    answer = decode_answer(
+    if options.json:
+        return _decoded(options, pair, begun, silent)
+    with terminal.whole_lines() as write:
+        write(begun.shown, dim=True)
+        answer = _decoded(options, pair, begun, write)
+    render.show_answer(terminal.console(), answer, drafts=pair.draft is not None)
+    return answer
+
+
+def _decoded(options: Options, pair: Pair, begun: Begun, write: Write) -> Answer:
+    return decode_answer(
         begun.state,
         pair,
         max_new_tokens=options.max_new_tokens,
         block_size=begun.block_size,
         seconds=begun.seconds,
-        write=terminal.write if show else silent,
+        write=write,
         continues=begun.continues,
         digests=options.check,
     )
-    if show:
-        terminal.write("" if answer.text.endswith("\n") else "\n")
-        render.show_answer(terminal.console(), answer)
-    return answer
 
 
-def _checked(options: Options, pair: Pair, begun: Begun, answer: Answer) -> Check:
+def _checked(options: Options, pair: Pair, begun: Begun, answer: Answer) -> Check | NotChecked:
+    if nothing := nothing_to_check(answer, block_size=begun.block_size):
+        return nothing
     prompt = list(begun.state.tokens[0])
-    with terminal.note("decoding without the draft"):
-        return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens)
+    try:
+        with terminal.note("decoding without the draft"):
+            return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens)
+    except KeyboardInterrupt:
+        return NotChecked(INTERRUPTED)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_fn.cli import stdin
 from dflash_fn.errors import InputError
 
 __all__ = ["DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
@@ -138,11 +138,8 @@ def read_prompt(prompt: str) -> str:
     Raises:
         InputError: it is empty, or no text.
     """
-    try:
-        text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-        text.encode()
-    except UnicodeError as error:
-        raise InputError(f"the prompt is no UTF-8 text ({error})") from None
+    text = stdin.read_text().removesuffix("\n") if prompt == "-" else prompt
+    text = stdin.checked(text, "the prompt")
     if not text:
         raise InputError("the prompt is empty; give at least one character")
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dflash_fn.cli import terminal
+from dflash_fn.cli import signals, terminal
 from dflash_fn.cli.options import Options, PairOptions
 from dflash_fn.errors import InputError
 
 if TYPE_CHECKING:
     from dflash_fn.records import Pair
 
-__all__ = ["block_and_width", "open_pair"]
+__all__ = ["asks_for_draft", "block_and_width", "open_pair"]
 
 
 def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool = True) -> Pair:
@@ -24,7 +25,7 @@ def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool =
 
     Args:
         options: which one.
-        needs_draft: the flag that makes no sense without a draft, or nothing.
+        needs_draft: what asks for a draft, such as "--check compares with and without a draft", or nothing.
         needs_text: whether it must have a tokenizer.
 
     Raises:
@@ -37,18 +38,29 @@ def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool =
         target, draft = _folders(name, _reporter(shown)) if name else (options.target, None)
         draft = options.draft or draft
         if needs_draft and draft is None:
-            raise InputError(f"{needs_draft} compares with and without a draft; give one by --draft")
-        pair = load_pair(
-            target,
-            draft,
-            port=options.port,
-            dtype=options.dtype,
-            device=options.device,
-            name=name if name and not options.draft else _name(options),
-        )
+            raise InputError(f"{needs_draft}; there is none, give one by --draft")
+        with signals.at_once():
+            pair = load_pair(
+                target,
+                draft,
+                port=options.port,
+                dtype=options.dtype,
+                device=options.device,
+                name=name if name and not options.draft else _name(options),
+            )
+    _quieten()
     if needs_text and pair.tokenizer is None:
         raise InputError(f"target {options.target}: the folder holds no tokenizer, which text needs")
     return pair
+
+
+def _quieten() -> None:
+    """Silence what transformers says of a long prompt: whether it fits is checked, and told in an error."""
+    logging.getLogger("transformers.tokenization_utils_base").addFilter(_is_no_length_warning)
+
+
+def _is_no_length_warning(record: logging.LogRecord) -> bool:
+    return "sequence length is longer than" not in record.getMessage()
 
 
 def _folders(name: str, report: Callable[[str], None]) -> tuple[Path, Path | None]:
@@ -67,17 +79,37 @@ def _name(options: PairOptions) -> str:
     return f"{target} + {options.draft}" if options.draft else target
 
 
+def asks_for_draft(options: Options) -> str:
+    """Return which of the flags of a run makes no sense without a draft, and why; "" if none does."""
+    if options.check:
+        return "--check compares with and without a draft"
+    if options.block_size is not None and options.block_size > 1:
+        return f"--block-size {options.block_size} needs a draft to fill the block"
+    return ""
+
+
 def block_and_width(options: Options, pair: Pair) -> tuple[int, int]:
     """Return the block size and the width to decode with; a width that was not given leaves room for the block.
 
     Raises:
-        InputError: the width has no room for the draft's own block size.
+        InputError: the port does not verify that many, or the width has no room for the draft's own block size.
     """
     block = options.block_size if options.block_size is not None else pair.block_size
-    width = options.width if options.width is not None else max(block, pair.block_size)
+    name = "--block-size" if options.block_size is not None else "the draft's block size"
+    _check_most(pair, name, block, flag="--block-size")
+    width = options.width if options.width is not None else min(max(block, pair.block_size), pair.port.max_width)
+    _check_most(pair, "--width", width, flag="--width")
     if width < block:
         raise InputError(
             f"--width {width} is below the draft's block size {block}; "
             f"give --width {block} or more, or --block-size {width} or less"
         )
     return block, width
+
+
+def _check_most(pair: Pair, name: str, value: int, *, flag: str) -> None:
+    most = pair.port.max_width
+    if value > most:
+        raise InputError(
+            f"{name} is {value}; port {pair.port.name} verifies {most} tokens at most, give {flag} {most} or less"
+        )

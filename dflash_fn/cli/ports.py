@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from dflash_fn import registry
-from dflash_fn.cli import report, terminal
-from dflash_fn.errors import BackendMissing
+from dflash_fn.cli import report, signals, terminal
+from dflash_fn.errors import BackendMissing, UnknownPort, install_line
 from dflash_fn.port import PortInfo
 
 __all__ = ["PortEntry", "look_at", "ports"]
@@ -38,9 +38,16 @@ class PortEntry:
 
 
 def look_at(name: str) -> PortEntry:
-    """Import a port and ask it; one that fails, however, is an entry that says why."""
+    """Import a port and ask it; one that fails, however, is an entry that says why.
+
+    Raises:
+        UnknownPort: there is none of that name.
+    """
     try:
-        return PortEntry(name, registry.get_port(name).info())
+        with signals.at_once():
+            return PortEntry(name, registry.get_port(name).info())
+    except UnknownPort:
+        raise
     except BackendMissing as error:
         return PortEntry(name, None, str(error))
     except Exception as error:  # a port may be anyone's code, and a broken one must not hide the others
@@ -56,7 +63,7 @@ def ports(*, as_json: bool) -> None:
         return
     console = terminal.console(stderr=False)
     if not entries:
-        console.print("no port is registered; run: pip install 'dflash-fn[torch]'")
+        console.print(f"no port is registered; run: {install_line('torch')}")
     for entry in entries:
         _print_entry(console, entry)
 

@@ -6,23 +6,27 @@ from rich.console import Console
 from rich.text import Text
 
 from dflash_fn.cli.answer import Answer
-from dflash_fn.cli.check import Check
+from dflash_fn.cli.check import Check, NotChecked
 from dflash_fn.metrics import TAU_DEFINITION, Summary
 
-__all__ = ["bars", "check_lines", "one_line", "show_answer", "turn_line"]
+__all__ = ["NO_DRAFT", "bars", "check_lines", "one_line", "show_answer", "turn_line"]
 
 BAR_WIDTH = 40
 """Characters of the longest bar, where the terminal has the room."""
 
 
-def show_answer(console: Console, answer: Answer) -> None:
-    """Print steps, tokens, tau, speed, and how many drafted tokens the steps accepted."""
+NO_DRAFT = "no draft: the target decodes alone, one token a step, so tau is 1.00; --draft names one"
+"""What people are told where nothing can be sped up."""
+
+
+def show_answer(console: Console, answer: Answer, *, drafts: bool = True) -> None:
+    """Print steps, tokens, tau, speed, and how many drafted tokens the steps accepted, or that there is no draft."""
     summary = answer.summary
     if console.is_terminal:
         console.print()
     console.print(Text(one_line(answer)))
     if summary.tau is not None:
-        console.print(Text(TAU_DEFINITION, style="dim"))
+        console.print(Text(TAU_DEFINITION if drafts else NO_DRAFT, style="dim"))
     if len(summary.histogram) > 1 and summary.steps:
         console.print(Text("steps by drafted tokens accepted:"))
         console.print(bars(summary, width=console.width, letter="#" if console.options.ascii_only else "█"))
@@ -73,8 +77,10 @@ def bars(summary: Summary, *, width: int, letter: str) -> Text:
     return Text("\n").join(lines)
 
 
-def check_lines(check: Check, num_tokens: int) -> Text:
+def check_lines(check: Check | NotChecked, num_tokens: int) -> Text:
     """Say whether the draft changed anything but the speed."""
+    if isinstance(check, NotChecked):
+        return Text(f"check: nothing was checked, because {check.reason}", style="yellow")
     if check.identical:
         count = counted(num_tokens, "token")
         text = Text(f"check: tokens and logits are those without the draft, bit for bit ({count})", style="green")

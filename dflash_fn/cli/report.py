@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dflash_fn.cli.answer import Answer
-from dflash_fn.cli.check import Check
+from dflash_fn.cli.check import Check, NotChecked
 
 if TYPE_CHECKING:
     from dflash_fn.records import Pair
 
-__all__ = ["answer_object", "print_object"]
+__all__ = ["answer_object", "check_object", "print_object"]
 
 
 def print_object(value: dict[str, Any]) -> None:
@@ -21,7 +21,9 @@ def print_object(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, allow_nan=False))
 
 
-def answer_object(pair: Pair, answer: Answer, *, block_size: int, check: Check | None = None) -> dict[str, Any]:
+def answer_object(
+    pair: Pair, answer: Answer, *, block_size: int, check: Check | NotChecked | None = None
+) -> dict[str, Any]:
     """Return what `generate --json` prints.
 
     `ttft_s` runs from the start of prefill to the first token; `tpot_s` is the mean time of a later token and
@@ -49,10 +51,12 @@ def answer_object(pair: Pair, answer: Answer, *, block_size: int, check: Check |
         "seed": answer.state.seed[0],
     }
     if check:
-        value["check"] = {
-            "tokens_identical": check.tokens_identical,
-            "logits_identical": check.logits_identical,
-            "baseline_tokens_per_s": check.baseline_tokens_per_s,
-            "speedup": check.speedup,
-        }
+        value["check"] = check_object(check)
     return value
+
+
+def check_object(check: Check | NotChecked) -> dict[str, Any]:
+    """Return what `--check` found; all is null but the reason where nothing was compared."""
+    names = ("tokens_identical", "logits_identical", "baseline_tokens_per_s", "speedup")
+    made: dict[str, Any] = {name: getattr(check, name, None) for name in names}
+    return made | {"not_done": check.reason if isinstance(check, NotChecked) else None}

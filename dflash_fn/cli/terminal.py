@@ -7,13 +7,21 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["console", "note", "plain", "print_entry", "progress", "status", "write"]
+__all__ = ["console", "note", "plain", "print_entry", "progress", "status", "whole_lines", "write"]
+
+
+class Writer(Protocol):
+    """What `write` is."""
+
+    def __call__(self, text: str, *, dim: bool = False) -> None: ...
+
 
 DIM, RESET, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 
@@ -49,6 +57,23 @@ def write(text: str, *, dim: bool = False) -> None:
             text = f"{DIM}{text}{RESET}"
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+@contextmanager
+def whole_lines() -> Iterator[Writer]:
+    """Hand out `write`, and end the line that it leaves unfinished, whatever happens: an error gets its own."""
+    last = "\n"
+
+    def write_on(text: str, *, dim: bool = False) -> None:
+        nonlocal last
+        last = text or last
+        write(text, dim=dim)
+
+    try:
+        yield write_on
+    finally:
+        if not last.endswith("\n"):
+            write("\n")
 
 
 def plain() -> bool:

@@ -9,7 +9,7 @@ import typer
 
 from dflash_fn.cli import exits, report, saved, terminal, trace_report
 from dflash_fn.cli.options import Options, PairOptions, check_load, check_options, check_place, read_prompt
-from dflash_fn.cli.pairs import block_and_width, open_pair
+from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
 from dflash_fn.cli.render import counted
 from dflash_fn.errors import InputError
 from dflash_fn.text import chat_prompt
@@ -34,7 +34,7 @@ def record(path: str, options: Options, *, top_k: int) -> None:
     if top_k < 0 or top_k == 1:
         raise InputError(f"--top-k: got {top_k}, expected 2 or more, or 0 for all")
     text = read_prompt(options.prompt or "")
-    pair = open_pair(options.load)
+    pair = open_pair(options.load, needs_draft=asks_for_draft(options))
     with terminal.status("recording"):
         made = _recorded(options, pair, text, top_k or None)
         write_trace(path, made)

@@ -53,7 +53,7 @@ def require_packages() -> None:
     except ImportError as error:
         raise errors.BackendMissing(
             f"converting a GGUF file needs {error.name or error}, which is not installed; "
-            "run: pip install 'dflash-fn[torch]'"
+            f"run: {errors.install_line('torch')}"
         ) from None
 
 

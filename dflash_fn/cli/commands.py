@@ -1,0 +1,237 @@
+"""Commands and flags of `dflash-fn`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dflash_fn import __version__
+from dflash_fn.cli import exits
+from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
+
+__all__ = ["app"]
+
+# Commands are imported before `handled`, where Ctrl-C still ends the process at once.
+
+app = typer.Typer(
+    name="dflash-fn",
+    help="Speculative decoding with DFlash drafts. Text and JSON go to stdout, everything else to stderr.",
+    epilog="Exit codes: 0 fine; 1 --check, --prove, compare or trace check found a difference; 2 bad input; 130 Ctrl-C.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout.")]
+PairName = Annotated[str | None, typer.Option("--pair", metavar="NAME", help=f"A zoo pair. [default: {DEFAULT_PAIR}]")]
+PortName = Annotated[str, typer.Option("--port", metavar="NAME", help="The port that runs the pair.")]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="NAME", help="A device of the port. [default: its first]")
+]
+Target = Annotated[str | None, typer.Option("--target", metavar="PATH", help="A checkpoint folder or hub id.")]
+Draft = Annotated[str | None, typer.Option("--draft", metavar="PATH", help="A DFlash draft; replaces the pair's own.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the port's choice]")
+]
+BlockSize = Annotated[
+    int | None, typer.Option("--block-size", metavar="B", help="Block size; 1 drafts nothing. [default: the draft's]")
+]
+Width = Annotated[
+    int | None, typer.Option("--width", metavar="W", help="Rows that every verification runs, B or more.")
+]
+Budget = Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Budget of an answer.")]
+Raw = Annotated[bool, typer.Option("--raw", help="No chat template, even if there is one.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Names every random number. [default: 0]")]
+
+trace = typer.Typer(
+    help="Golden traces: record what every step of a decode saw and made, and hold another port against it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(trace, name="trace")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"dflash-fn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative decoding with DFlash drafts. Text and JSON go to stdout, everything else to stderr."""
+    del version
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.")] = None,
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    port: PortName = "torch",
+    dtype: Dtype = None,
+    device: Device = None,
+    block_size: BlockSize = None,
+    width: Width = None,
+    max_new_tokens: Budget = 128,
+    raw: Raw = False,
+    seed: Seed = None,
+    check: Annotated[bool, typer.Option("--check", help="Decode without the draft too, and compare.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Answer one line after another; /quit ends.")] = False,
+    save_state: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Save the state after each answer, also one that Ctrl-C cut.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Go on from a saved state; the prompt, if any, is added to it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a prompt, or answer it.
+
+    The text is written as it is accepted; then come tau and the speed. Where the tokenizer has a chat template, the
+    prompt is a user's message; elsewhere, and with --raw, the text goes on from it. A saved state is gone on with in
+    the same way; without a prompt it is just decoded further.
+    """
+    load = PairOptions(pair, target, draft, port, dtype, device)
+    options = Options(
+        load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume
+    )
+    if chat:
+        from dflash_fn.cli.chat import chat as command
+    else:
+        from dflash_fn.cli.generate import generate as command
+    with exits.handled():
+        command(options)
+
+
+@app.command()
+def ports(as_json: Json = False) -> None:
+    """List ports, and which can run here."""
+    from dflash_fn.cli.ports import ports as command
+
+    with exits.handled():
+        command(as_json=as_json)
+
+
+@app.command()
+def doctor(
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Decode with and without a draft in several shapes, and compare.")
+    ] = False,
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    port: PortName = "torch",
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Say what is installed; prove exactness.
+
+    --prove takes a pair, in float32 and in bfloat16, and compares tokens and logits with and without its draft. The
+    flags that name a pair or a device are for --prove alone.
+    """
+    from dflash_fn.cli.doctor import doctor as command
+
+    with exits.handled():
+        command(PairOptions(pair, target, draft, port, device=device), proving=prove, as_json=as_json)
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="A way to decode, such as ours,block=8,port=mlx.")],
+    second: Annotated[str, typer.Argument(help="Another, such as transformers, or mlx-lm,dtype=bfloat16.")],
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="FILE[:FIRST-LAST]", help="Rows of a JSONL file, as prompts too.")
+    ] = None,
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    max_new_tokens: Budget = 64,
+    raw: Raw = False,
+    as_json: Json = False,
+) -> None:
+    """Decode the same prompts in two ways, and say whether rounding explains where they part.
+
+    A way is ours, transformers (its generate) or mlx-lm, with options after commas: dtype=, and for ours port=,
+    block=, width= and draft= (none, ngrams, both, or a place). Exits with 1 if a divergence is no near tie.
+    """
+    from dflash_fn.cli.compare import compare as command
+
+    with exits.handled():
+        command(
+            (first, second),
+            pair=pair,
+            target=target,
+            draft=draft,
+            prompts=prompts or (),
+            data=data or (),
+            raw=raw,
+            max_new_tokens=max_new_tokens,
+            as_json=as_json,
+        )
+
+
+@trace.command("record")
+def trace_record(
+    file: Annotated[str, typer.Argument(help="Where to write the trace.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    port: PortName = "torch",
+    dtype: Dtype = None,
+    device: Device = None,
+    block_size: BlockSize = None,
+    width: Width = None,
+    max_new_tokens: Budget = 32,
+    raw: Raw = False,
+    seed: Seed = None,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Logits to keep a slot; 0 keeps all.")] = 8,
+    as_json: Json = False,
+) -> None:
+    """Decode, and write what every step saw and made to a file."""
+    load = PairOptions(pair, target, draft, port, dtype, device)
+    options = Options(
+        load,
+        prompt,
+        raw=raw,
+        json=as_json,
+        block_size=block_size,
+        width=width,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+    )
+    from dflash_fn.cli.trace import record as command
+
+    with exits.handled():
+        command(file, options, top_k=top_k)
+
+
+@trace.command("check")
+def trace_check(
+    file: Annotated[str, typer.Argument(help="A trace.")],
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    port: PortName = "torch",
+    dtype: Dtype = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Replay a trace on a port and name the first quantity that differs.
+
+    Where no flag says otherwise, the pair and the dtype are those of the trace.
+    """
+    from dflash_fn.cli.trace import check as command
+
+    with exits.handled(several_rows=True):
+        command(file, PairOptions(pair, target, draft, port, dtype, device), as_json=as_json)
