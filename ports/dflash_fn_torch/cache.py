@@ -198,13 +198,13 @@ def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
     return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
 
 
-@torch.inference_mode()
 def _clear(buffer: Buffer, ends: tuple[int, ...]) -> None:
     """Put zeros beyond the slots that a pass is about to write; what it finds there no live cache sees."""
     for row, (end, written) in enumerate(zip(ends, buffer.written, strict=True)):
         if written > end:
-            for store in (*buffer.keys, *buffer.values):
-                store[row, :, end:written].zero_()
+            with torch.inference_mode():
+                for store in (*buffer.keys, *buffer.values):
+                    store[row, :, end:written].zero_()
     buffer.written = ends
 
 
