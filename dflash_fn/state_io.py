@@ -57,6 +57,9 @@ def load_state(path: str | Path, pair: Pair) -> DecodeState:
     Raises:
         StateFileError: no such file, cut or edited, in a newer format, or of another pair or dtype.
         InputError: arguments in another order.
+
+    Guarantees:
+        P12: on the port that saved it, what is loaded looks the same, and decodes and extends to the same bits.
     """
     file = inputs.as_path(path, "path, pair")
     check_pair_type(pair)

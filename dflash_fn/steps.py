@@ -118,6 +118,7 @@ def select(
 
     Guarantees:
         P02: `state` and every other record handed in stay valid, bit for bit.
+        P03: states that are selected from one state do not see each other, whatever follows each of them.
     """
     check_state(state, pair)
     counts = tuple(len(tokens) for tokens in emitted)

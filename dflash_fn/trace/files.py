@@ -45,6 +45,9 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises:
         StateFileError: no such file, cut or edited, in a newer format, or not what a trace must be.
+
+    Guarantees:
+        P12: a trace that was written and read holds, in every bit, on the port that made it.
     """
     header, arrays = container.read(Path(path), KIND)
     try:

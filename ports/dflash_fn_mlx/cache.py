@@ -123,7 +123,11 @@ def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: m
 
 
 def append(cache: Cache, count: int) -> Family:
-    """Claim `count` slots a row after the cache's lengths; the caller then fills them by `write` and `commit`."""
+    """Claim `count` slots a row after the cache's lengths; the caller then fills them by `write` and `commit`.
+
+    Guarantees:
+        P09: every cache that is kept shows what it showed when it was made, in any sequence of operations.
+    """
     buffer = cache.buffer
     lengths = tuple(length + count for length in cache.lengths)
     with buffer.lock:
