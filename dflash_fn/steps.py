@@ -63,6 +63,7 @@ def propose(
             that the target does not have; the state is another pair's.
     """
     check_state(state, pair)
+    inputs.check_proposer(proposer)
     size = inputs.check_block_size(pair, block_size, state.width)
     cache = _absorbed(state, pair)
     if size == 1 or state.step == 0 or not (pair.draft or proposer):
@@ -167,9 +168,10 @@ def step(
         the next state, and what there is to report.
 
     Raises:
-        InputError: as in `propose`.
+        InputError: as in `propose`; what is no policy.
         NonFiniteError: the draft's logits hold NaN or infinity, or the target's do with nothing drafted.
     """
+    policy = inputs.as_policy(policy)
     proposal = propose(state, pair, block_size=block_size, proposer=proposer)
     judged = _judged(state, pair, policy, proposal)
     if judged is None:

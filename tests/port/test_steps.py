@@ -172,6 +172,14 @@ def test_verify_refuses_a_block_of_other_rows(pair: Pair) -> None:
     assert found.startswith("verify: got a block of 2 rows and 4 slots for a state of 1 rows and width 4; ")
 
 
+def test_step_and_propose_refuse_what_is_no_policy_or_proposer(pair: Pair) -> None:
+    state = opened(pair)
+    with pytest.raises(errors.InputError, match="policy: got 'match' of type str, expected a Policy"):
+        step(state, pair, policy="match", room=ROOM)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(errors.InputError, match="proposer: got 'none', expected a function"):
+        propose(state, pair, proposer="none")  # pyright: ignore[reportArgumentType]
+
+
 # --- a state and a pair that is not its own ---
 
 
