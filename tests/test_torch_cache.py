@@ -146,7 +146,7 @@ def test_the_straight_loop_has_nothing_to_clear(pair: Pair) -> None:
     for state, info in dflash_fn.rounds(prefill(pair, [5, 9, 2]), pair, max_new_tokens=60):
         (written,), (length,) = state.target_cache.buffer.written, state.target_cache.lengths
         assert written <= length + state.width
-        if info.step > 0:
+        if info.step > 0 and state.draft_cache is not None:
             (written,), (length,) = state.draft_cache.buffer.written, state.draft_cache.lengths
             assert written <= length + state.width
 
