@@ -80,19 +80,28 @@ def read_folder(
         damage: what `read_file` raises where a file is not whole.
 
     Raises:
-        CheckpointError: no such file, or one that cannot be read.
+        CheckpointError: no such file, one that cannot be read, or a tensor that is in two of them.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise errors.CheckpointError(f"{folder}: no *.safetensors file; expected a checkpoint in that format")
     tensors: dict[str, Tensor] = {}
+    owners: dict[str, Path] = {}
     for file in files:
         if file.is_dir():
             raise errors.CheckpointError(f"{file}: is a folder; expected a safetensors file of that name")
         try:
-            tensors.update(read_file(file))
+            found = read_file(file)
         except damage as error:
             raise errors.CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from None
+        for name in found:
+            if name in owners:
+                raise errors.CheckpointError(
+                    f"{folder}: tensor {name!r} is in both {owners[name].name} and {file.name}; "
+                    "remove the file that does not belong to the checkpoint"
+                )
+            owners[name] = file
+        tensors.update(found)
     return tensors
 
 

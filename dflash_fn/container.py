@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,17 +54,24 @@ def write(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str,
     values = {name: np.ascontiguousarray(bits.values) for name, bits in arrays.items()}
     content = save(values, {"dflash_fn": text, "digest": _digest(text, values)})
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as made:
-            try:
-                made.write(content)
-                made.flush()
-                os.fsync(made.fileno())
-                Path(made.name).replace(path)
-            except BaseException:
-                Path(made.name).unlink(missing_ok=True)
-                raise
+        _replace(path, content)
     except OSError as error:
         raise errors.CacheFolderError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside the place and move there; the mode is what the umask leaves, as for any file of the user's."""
+    beside = path.parent / f".{path.name}.{secrets.token_hex(6)}"
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        with os.fdopen(handle, "wb") as made:
+            made.write(content)
+            made.flush()
+            os.fsync(made.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Bits]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import reprlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from dflash_fn import errors
 from dflash_fn.config import DraftSpec, TargetSpec, parse_draft, parse_target
 from dflash_fn.port import Port
 from dflash_fn.records import Pair
-from dflash_fn.registry import get_port
+from dflash_fn.registry import get_port, port_names
 from dflash_fn.sources import Source, resolve
 
 __all__ = ["check_pair", "check_tokenizer", "load_pair", "load_zoo"]
@@ -57,7 +59,7 @@ def load_pair(
         CheckpointError: weights that are missing, damaged or of other shapes.
         InputError: what is neither folder, hub id nor model of the port, or what the port does not have.
     """
-    engine = get_port(port) if isinstance(port, str) else port
+    engine = _engine(port)
     source = _resolved(engine, target, "target")
     spec = parse_target(source.config, name=source.name)
     draft_source = _resolved(engine, draft, "draft") if draft is not None else None
@@ -134,9 +136,21 @@ def check_tokenizer(target: TargetSpec, tokenizer: Any, draft: Source | None) ->
             raise errors.TokenizerMismatch(f"{file}: gives tokens other ids than the target's tokenizer does")
 
 
+def _engine(port: Any) -> Port:
+    if isinstance(port, str):
+        return get_port(port)
+    if not callable(getattr(port, "load_target", None)):
+        raise errors.InputError(
+            f"port: got {reprlib.repr(port)}, expected a port or the name of one: {', '.join(port_names())}"
+        )
+    return port
+
+
 def _resolved(port: Port, source: Any, role: str) -> Source:
     if isinstance(source, (str, Path)):
-        return resolve(source, role=role)
+        found = resolve(source, role=role)
+        # states are compared by the place of their weights, which must not change its meaning with the current folder
+        return replace(found, folder=found.folder.absolute()) if found.folder else found
     config = port.config_of(source) if port.claims(source) else None
     if config is None:
         raise errors.InputError(

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dflash_fn import inputs
-from dflash_fn.policies import Policy, match
+from dflash_fn.origin import check_state
+from dflash_fn.policies import Policy
 from dflash_fn.records import DecodeState, Pair, Proposer, StepInfo, StopReason
 from dflash_fn.steps import Room, step
 
@@ -42,7 +43,8 @@ def decode(
         the next call; one that ended at a stop token does not, until `extend` adds to it.
 
     Raises:
-        InputError: a negative budget, a block size above the width, a stop id that the target does not have.
+        InputError: a negative budget, a block size above the width, a stop id that the target does not have; a state
+            of another pair; what is no policy or no function.
         NonFiniteError: a model's logits hold NaN or infinity.
 
     Guarantees:
@@ -57,6 +59,7 @@ def decode(
         >>> len(dflash_fn.decode(state, pair, max_new_tokens=8).tokens[0]) - len(state.tokens[0])
         8
     """
+    check_state(state, pair)
     last = _reopened(state, pair)
     for last, _ in rounds(  # noqa: B007 (the value is used after the loop)
         state,
@@ -86,10 +89,13 @@ def rounds(
     The arguments, errors and guarantees are those of `decode`, whose result is the last state yielded. Arguments are
     checked by the call, not by the first `next`.
     """
+    check_state(state, pair)
+    inputs.check_proposer(proposer)
+    rule = inputs.as_policy(policy)
     budget = inputs.check_count("max_new_tokens", max_new_tokens, least=0)
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
     size = inputs.check_block_size(pair, block_size, state.width)
-    return _rounds(_reopened(state, pair), pair, policy or match(), budget, stop_ids, size, proposer)
+    return _rounds(_reopened(state, pair), pair, rule, budget, stop_ids, size, proposer)
 
 
 def _rounds(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dflash_fn import errors, inputs
+from dflash_fn.origin import check_pair_type, check_state, origin_of
 from dflash_fn.records import Cache, DecodeState, Pair
 
 __all__ = ["extend", "prefill"]
@@ -40,11 +41,13 @@ def prefill(
             Tokens do not depend on neighbours either way, except where two logits tie within rounding.
 
     Raises:
-        InputError: an empty prompt, one that leaves no room in the context, an unknown id, a bad width or seed.
+        InputError: an empty prompt, one that leaves no room in the context, an unknown id, what is no prompt at all, a
+            bad width or seed.
 
     Guarantees:
         P06: a row's tokens equal those of its single-row run.
     """
+    check_pair_type(pair)
     rows = inputs.as_rows(pair, prompts)
     inputs.check_fit(pair, rows)
     width = inputs.check_width(pair, width)
@@ -65,12 +68,14 @@ def extend(state: DecodeState, pair: Pair, tokens: inputs.Prompts) -> DecodeStat
         tokens: token ids (or text) to add; with several rows, one sequence a row, of which some may be empty.
 
     Raises:
-        InputError: nothing to add, another number of rows, an unknown id, or no room in the context.
+        InputError: nothing to add, another number of rows, an unknown id, or no room in the context; a state of another
+            pair.
 
     Guarantees:
         P05: `extend(state, pair, t)` equals `prefill(pair, state.tokens + t)` with the state's seed, bit for bit.
     """
-    added = inputs.as_rows(pair, tokens, special=False) if len(tokens) else ()
+    check_state(state, pair)
+    added = inputs.as_rows(pair, tokens, special=False, name="tokens")
     if len(added) != len(state.tokens) or not any(added):
         raise errors.InputError(
             f"extend: got tokens for {len(added)} rows, expected at least one token, "
@@ -142,4 +147,5 @@ def _opening(
         stop=(None,) * len(rows),
         width=width,
         exact_rows=exact_rows,
+        origin=origin_of(pair),
     )

@@ -158,7 +158,9 @@ class Port(Protocol):
 
         Guarantees:
             At a given (R, S) each slot's results depend, bit for bit, only on its row's earlier tokens: not on the
-            slot, on later slots, on what buffers held before, or on how the cache came about (P01).
+            slot, on later slots, on what buffers held before, or on how the cache came about (P01), as long as the keys
+            and values of the chunk are finite.
+            In any chunks, logits and features are those of transformers' model, but for rounding (P11).
         """
         ...
 

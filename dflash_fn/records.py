@@ -23,6 +23,7 @@ __all__ = [
     "ContextFeatures",
     "DecodeState",
     "Model",
+    "Origin",
     "Pair",
     "Proposal",
     "Proposer",
@@ -111,6 +112,25 @@ class ContextFeatures:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What a state's caches were computed with, in words that are cheap to compare (see `dflash_fn.origin`).
+
+    Attributes:
+        port: name of the port.
+        dtype: of the target.
+        device: of the target.
+        target: the folder that its weights came from; for a model in memory, its name and address.
+        draft: the same for the draft; None where the state has no draft's cache.
+    """
+
+    port: str
+    dtype: str
+    device: str
+    target: str
+    draft: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeState:
     """Everything that decoding goes on from: a value to keep, fork, or return to.
 
@@ -127,6 +147,7 @@ class DecodeState:
         stop: why each row stopped, or None where it goes on.
         width: rows W that every verification runs, fixed for a state.
         exact_rows: whether several rows are computed so that each has the bits of its single-row run.
+        origin: what the caches belong to; None for a state made by hand, which nothing is compared with.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -138,6 +159,7 @@ class DecodeState:
     stop: tuple[StopReason | None, ...]
     width: int
     exact_rows: bool = False
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from dflash_fn import errors
 __all__ = ["Source", "read_config", "resolve"]
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]{0,95}", re.ASCII)
+HUB_ID_REFUSED = re.compile(r"--|\.\.|[.-](/|$)|\.git$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ def resolve(source: str | Path, *, role: str, revision: str | None = None) -> So
         DownloadError: the hub cannot be reached, or has no such model.
         InputError: neither of the two.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = _folder(source)
+    if path is not None:
         return Source(str(source), read_config(path), folder=path)
     if not looks_like_hub_id(str(source)):
         raise errors.InputError(
@@ -57,9 +61,19 @@ def resolve(source: str | Path, *, role: str, revision: str | None = None) -> So
 
 
 def looks_like_hub_id(name: str) -> bool:
-    """Whether a name has the form `owner/model`."""
-    owner, slash, model = name.partition("/")
-    return bool(slash and owner and model) and "/" not in model and not name.startswith((".", "~"))
+    """Whether a name has the form `owner/model`, by the hub's rules for names."""
+    return bool(HUB_ID.fullmatch(name)) and not HUB_ID_REFUSED.search(name)
+
+
+def _folder(source: str | Path) -> Path | None:
+    """Return the folder that is meant, or None; an empty name means none, though to pathlib it is the current one."""
+    if not str(source):
+        return None
+    try:
+        path = Path(source).expanduser()
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError, ValueError):  # too long a name, no such user, a null byte
+        return None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dflash_fn import container, errors, fingerprint
+from dflash_fn import container, errors, fingerprint, inputs
 from dflash_fn.container import Bits
+from dflash_fn.origin import check_pair_type, check_state, origin_of
 from dflash_fn.records import Cache, ContextFeatures, DecodeState, Model, Pair, StopReason
 
 __all__ = ["fingerprint_of", "load_state", "save_state"]
@@ -29,14 +30,17 @@ def save_state(path: str | Path, state: DecodeState, pair: Pair) -> None:
 
     Raises:
         CacheFolderError: the file cannot be written; nothing half-written stays.
+        InputError: a state of another pair, or arguments in another order.
     """
+    file = inputs.as_path(path, "path, state, pair")
+    check_state(state, pair)
     port = pair.port
     arrays = {f"tokens.{row}": Bits("int64", np.array(ids)) for row, ids in enumerate(state.tokens)}
     arrays |= {f"target.{name}": bits for name, bits in port.export_cache(state.target_cache).items()}
     if pair.draft:
         arrays |= {f"draft.{name}": bits for name, bits in port.export_cache(state.draft_cache).items()}
     arrays |= _features(state, pair)
-    container.write(Path(path), KIND, _header(state, pair), arrays)
+    container.write(file, KIND, _header(state, pair), arrays)
 
 
 def load_state(path: str | Path, pair: Pair) -> DecodeState:
@@ -52,9 +56,15 @@ def load_state(path: str | Path, pair: Pair) -> DecodeState:
 
     Raises:
         StateFileError: no such file, cut or edited, in a newer format, or of another pair or dtype.
+        InputError: arguments in another order.
+
+    Guarantees:
+        P12: on the port that saved it, what is loaded looks the same, and decodes and extends to the same bits.
     """
-    header, arrays = container.read(Path(path), KIND)
-    _check(Path(path), header, pair)
+    file = inputs.as_path(path, "path, pair")
+    check_pair_type(pair)
+    header, arrays = container.read(file, KIND)
+    _check(file, header, pair)
     rows = len(header["seed"])
     tokens = tuple(tuple(arrays[f"tokens.{row}"].values.tolist()) for row in range(rows))
     return DecodeState(
@@ -69,6 +79,7 @@ def load_state(path: str | Path, pair: Pair) -> DecodeState:
         stop=tuple(StopReason[name] if name else None for name in header["stop"]),
         width=header["width"],
         exact_rows=header["exact_rows"],
+        origin=origin_of(pair),
     )
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from dflash_fn import errors, inputs, rng
+from dflash_fn.blocks import asked, check_block, check_counts
+from dflash_fn.origin import check_state, origin_of
 from dflash_fn.policies import Policy
 from dflash_fn.records import (
     Array,
@@ -29,7 +31,7 @@ from dflash_fn.records import (
     StopReason,
 )
 
-__all__ = ["Room", "cut", "judge", "propose", "select", "step", "verify"]
+__all__ = ["Room", "cut", "judge", "narrowed", "propose", "select", "step", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,11 @@ def propose(
         proposer: a function to ask in place of the draft.
 
     Raises:
-        InputError: B is above the state's width, or the proposer returned another shape.
+        InputError: B is above the state's width; the proposer returned another shape, another kind of array, or ids
+            that the target does not have; the state is another pair's.
     """
+    check_state(state, pair)
+    inputs.check_proposer(proposer)
     size = inputs.check_block_size(pair, block_size, state.width)
     cache = _absorbed(state, pair)
     if size == 1 or state.step == 0 or not (pair.draft or proposer):
@@ -67,16 +72,23 @@ def propose(
     if proposer:
         # The proposer may ask the draft too, which has read everything by now.
         seen = replace(state, draft_cache=cache, context_features=None)
-        return Proposal(_asked(proposer, seen, pair, size), draft_cache=cache)
+        return Proposal(asked(proposer, seen, pair, size), draft_cache=cache)
     return _drafted(state, pair, size, cache)
 
 
 def verify(state: DecodeState, pair: Pair, proposal: Proposal) -> Branches:
     """Run the target once over the anchor and the drafted tokens, W slots wide whatever B is.
 
+    Raises:
+        InputError: the block is wider than the state, has other rows, or the state is another pair's.
+
     Guarantees:
-        P01: `logits[r, i]` has the same bits whatever the tokens after slot i are, and whatever B and the slot are.
+        P01: `logits[r, i]` has the same bits whatever the tokens after slot i are, and whatever B and the slot are, as
+            long as the keys and values of all slots are finite. A slot whose keys or values are not spoils the whole
+            block: `step` then takes the block again without what was drafted.
     """
+    check_state(state, pair)
+    check_block(state, proposal)
     port, xp = pair.port, pair.port.xp
     anchors = _anchors(state, pair)
     padding = [anchors] * (state.width - 1 - proposal.tokens.shape[1])
@@ -104,22 +116,29 @@ def select(
         emitted: the tokens that each row gains, at most B; none leaves a row as it was.
         stop: why each row stops now; None where it goes on. Rows that had stopped stay so.
 
+    Raises:
+        InputError: more tokens than the block holds, other rows, or another pair's state.
+
     Guarantees:
         P02: `state` and every other record handed in stay valid, bit for bit.
+        P03: states that are selected from one state do not see each other, whatever follows each of them.
     """
+    check_state(state, pair)
     counts = tuple(len(tokens) for tokens in emitted)
+    check_counts(state, proposal, counts)
     stop = stop or (None,) * len(counts)
     features = ContextFeatures(branches.features, counts) if pair.draft else None
     return DecodeState(
         tokens=tuple(old + tuple(new) for old, new in zip(state.tokens, emitted, strict=True)),
         target_cache=pair.port.select(branches.family, counts),
-        draft_cache=proposal.draft_cache,
+        draft_cache=proposal.draft_cache if pair.draft else None,
         context_features=features,
         step=state.step + 1,
         seed=state.seed,
         stop=tuple(old or new for old, new in zip(state.stop, stop, strict=True)),
         width=state.width,
         exact_rows=state.exact_rows,
+        origin=origin_of(pair),
     )
 
 
@@ -135,6 +154,9 @@ def step(
 ) -> tuple[DecodeState, StepInfo]:
     """Propose, verify, judge and select: one round for all rows that have not stopped.
 
+    Where a block's target logits hold NaN or infinity, it is verified again without what was drafted, since a drafted
+    token may be at fault. So the step emits what plain decoding emits there, or fails as it does.
+
     Args:
         state: where to go on from; stays valid.
         pair: target, draft and port.
@@ -148,11 +170,17 @@ def step(
         the next state, and what there is to report.
 
     Raises:
-        NonFiniteError: the target's or the draft's logits hold NaN or infinity.
+        InputError: as in `propose`; what is no policy.
+        NonFiniteError: the draft's logits hold NaN or infinity, or the target's do with nothing drafted.
     """
+    policy = inputs.as_policy(policy)
     proposal = propose(state, pair, block_size=block_size, proposer=proposer)
-    branches = verify(state, pair, proposal)
-    drafted, kept = judge(state, pair, policy, proposal, branches)
+    judged = _judged(state, pair, policy, proposal)
+    if judged is None:
+        proposal = narrowed(proposal, 1)
+        judged = _judged(state, pair, policy, proposal)
+    assert judged is not None
+    branches, drafted, kept = judged
     cuts = [
         cut(tokens, stop_token_ids, limit) if reason is None else ((), None)
         for tokens, limit, reason in zip(kept, room, state.stop, strict=True)
@@ -167,6 +195,26 @@ def step(
         logits=branches.logits,
     )
     return select(state, pair, proposal, branches, emitted, stop), info
+
+
+def _judged(
+    state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal
+) -> tuple[Branches, tuple[tuple[int, ...], ...], list[tuple[int, ...]]] | None:
+    """Verify and judge a block; None where its logits are not finite and what was drafted may be why."""
+    branches = verify(state, pair, proposal)
+    try:
+        return branches, *judge(state, pair, policy, proposal, branches)
+    except errors.NonFiniteError:
+        if proposal.tokens.shape[1] == 0:
+            raise
+        return None
+
+
+def narrowed(proposal: Proposal, block_size: int) -> Proposal:
+    """Return the same block cut to `block_size` slots, the anchor included."""
+    size = block_size - 1
+    q = None if proposal.q is None else proposal.q[:, :size]
+    return replace(proposal, tokens=proposal.tokens[:, :size], q=q)
 
 
 def cut(tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room) -> tuple[tuple[int, ...], StopReason | None]:
@@ -272,11 +320,3 @@ def _drafted(state: DecodeState, pair: Pair, size: int, cache: Cache) -> Proposa
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
     tokens = xp.astype(xp.argmax(logits, axis=-1), block.dtype)
     return Proposal(tokens, draft_cache=cache, logits=logits, finite=_finite(xp, logits))
-
-
-def _asked(proposer: Proposer, state: DecodeState, pair: Pair, size: int) -> Array:
-    tokens = proposer(state, pair, size)
-    expected = (len(state.tokens), size - 1)
-    if tuple(tokens.shape) != expected:
-        raise errors.InputError(f"proposer: got tokens of shape {tuple(tokens.shape)}, expected {expected}")
-    return tokens

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,10 @@ def _port_of(model: Any) -> str | Port:
 def _as_ids(tokenizer: Any, prompt: Any) -> Sequence[int]:
     """Return token ids; text that begins with the tokenizer's first token, as chat templates do, gets no second one."""
     if not isinstance(prompt, str):
-        return prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        if isinstance(ids, Integral):  # which `prefill` would take for a prompt of one token
+            raise errors.InputError(f"prompt: got {ids}, expected text or a sequence of token ids")
+        return ids
     opened = tokenizer.bos_token is not None and prompt.startswith(tokenizer.bos_token)
     return tokenizer.encode(prompt, add_special_tokens=not opened)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ from tests.helpers.import_rules import read_modules
 from tests.helpers.run_blocks import python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
-TUTORIALS = sorted({*ROOT.glob("docs/tutorial*.md"), *ROOT.glob("docs/tutorial*/**/*.md")})
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in TUTORIALS)]
+WRITTEN = sorted({ROOT / "README.md", *(path for path in ROOT.glob("docs/**/*.md") if path.parent.name != "reference")})
+PAGES = [page.relative_to(ROOT).as_posix() for page in WRITTEN if python_blocks(page.read_text(encoding="utf-8"))]
+FENCE = re.compile(r"^[ >]*(```|~~~) *(py|python|python3|pycon)\b", re.MULTILINE | re.IGNORECASE)
+NOT_RUN = re.compile(r"^<!-- not run: \S.* -->\n```python$", re.MULTILINE)
 MODULES = [module.name for module in read_modules(ROOT) if not module.name.endswith("__main__")]
 
 SOUND = {
@@ -85,10 +88,19 @@ def test_a_page_that_is_no_longer_due_is_removed_and_a_written_one_is_kept(sound
     assert left == {"README.md", "by-hand.md", "dflash_fn.md", "dflash_fn.b.md"}
 
 
+def test_every_page_with_examples_is_run() -> None:
+    assert {"README.md", "docs/tutorial.md", "docs/how-to/use-your-model.md", "docs/explanation/states.md"} <= {*PAGES}
+
+
+@pytest.mark.parametrize("page", [page.relative_to(ROOT).as_posix() for page in WRITTEN])
+def test_no_example_of_a_page_escapes(page: str) -> None:
+    """Every Python block is run, or says on the line before why it is not."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert len(FENCE.findall(text)) == len(python_blocks(text)) + len(NOT_RUN.findall(text))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
-    if not (ROOT / page).is_file():
-        pytest.skip(f"no {page}")
     done = run(str(ROOT / "tests" / "helpers" / "run_blocks.py"), str(ROOT / page), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -101,6 +113,21 @@ def test_a_failing_example_is_seen(code: str, ok: bool, tmp_path: Path) -> None:
     done = run(str(ROOT / "tests" / "helpers" / "run_blocks.py"), str(page), cwd=tmp_path)
     assert (done.returncode == 0) is ok
     assert ok or "line 9" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "escapes"),
+    [
+        ("```python\nx\n```\n", 0),
+        ("<!-- not run: needs a hub -->\n```python\nx\n```\n", 0),
+        ("<!-- not run: -->\n```python\nx\n```\n", 1),
+        ("```py\nx\n```\n", 1),
+        ("* a\n\n  ```python\n  x\n  ```\n", 1),
+        ("~~~python\nx\n~~~\n", 1),
+    ],
+)
+def test_an_example_that_escapes_is_seen(text: str, escapes: int) -> None:
+    assert len(FENCE.findall(text)) - len(python_blocks(text)) - len(NOT_RUN.findall(text)) == escapes
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -80,7 +80,8 @@ def test_a_tokenizer_with_more_words_than_the_target() -> None:
 
 
 def test_no_rows() -> None:
-    assert message(inputs.as_rows, pair_of(), []) == "prompts: got none, expected at least one row"
+    assert inputs.as_rows(pair_of(), []) == ()
+    assert message(inputs.check_fit, pair_of(), ()) == "prompts: got none, expected at least one row"
 
 
 def test_text_without_a_tokenizer() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,14 +59,15 @@ def again(state: DecodeState, pair: Pair, folder: Path, loader: Pair | None = No
     return dflash_fn.load_state(folder / "state", loader or pair)
 
 
-def check_same(left: DecodeState, right: DecodeState, pair: Pair) -> None:
-    """Compare two states, and everything that can be seen to follow from them."""
+def check_same(left: DecodeState, right: DecodeState, pair: Pair, other: Pair | None = None) -> None:
+    """Compare two states, and everything that can be seen to follow from them; the right one may have another pair."""
+    sides = [(left, pair), (right, other or pair)]
     for name in ("tokens", "step", "seed", "stop", "width", "exact_rows"):
         assert getattr(left, name) == getattr(right, name)
     pending = [state.context_features.counts if state.context_features else None for state in (left, right)]
     assert pending[0] == pending[1]
-    assert equal_probes(probe(left, pair), probe(right, pair))
-    runs = [run(state, pair, max_new_tokens=9) for state in (left, right)]
+    assert equal_probes(*(probe(*side) for side in sides))
+    runs = [run(*side, max_new_tokens=9) for side in sides]
     assert runs[0].emitted == runs[1].emitted
     assert [info.drafted for info in runs[0].infos] == [info.drafted for info in runs[1].infos]
     assert equal_probes(runs[0].logits, runs[1].logits)
@@ -118,13 +120,13 @@ def test_a_model_in_memory_is_the_same_pair_as_its_folder(checkpoints: Checkpoin
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     other = dflash_fn.load_pair(model, checkpoints.folder(DESIGN))
     state = run(dflash_fn.prefill(pair, PROMPTS), pair, max_new_tokens=4).last
-    check_same(state, again(state, pair, tmp_path, other), pair)
+    check_same(state, again(state, pair, tmp_path, other), pair, other)
 
 
 def test_a_copy_of_the_checkpoint_is_the_same_pair(checkpoints: Checkpoints, pair: Pair, tmp_path: Path) -> None:
     elsewhere = Checkpoints(tmp_path / "elsewhere").pair(pair.port, DESIGN)
     state = run(dflash_fn.prefill(pair, PROMPTS), pair, max_new_tokens=4).last
-    check_same(state, again(state, pair, tmp_path, elsewhere), pair)
+    check_same(state, again(state, pair, tmp_path, elsewhere), pair, elsewhere)
 
 
 def test_saving_leaves_the_state_alone(pair: Pair, tmp_path: Path) -> None:
@@ -139,6 +141,37 @@ def test_a_file_is_replaced(pair: Pair, saved: Path) -> None:
     dflash_fn.save_state(saved, state, pair)
     check_same(state, dflash_fn.load_state(saved, pair), pair)
     assert [path.name for path in saved.parent.iterdir()] == ["state"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_file_has_the_mode_of_any_other_file(pair: Pair, tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        dflash_fn.save_state(tmp_path / "state", dflash_fn.prefill(pair, [4, 5]), pair)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == mode
+
+
+def test_arguments_in_another_order(pair: Pair, tmp_path: Path) -> None:
+    state, file = dflash_fn.prefill(pair, [4, 5]), tmp_path / "state"
+    order, kept = "expected the path of a file; the arguments are", "as load_pair returns it"
+    swapped = (
+        "state: got an object of type Pair, expected a DecodeState, as prefill returns it; state and pair are swapped"
+    )
+    asked: list[tuple[Any, tuple[Any, ...], str]] = [
+        (dflash_fn.save_state, (state, pair, file), f"path: got DecodeState, {order} (path, state, pair)"),
+        (dflash_fn.save_state, (file, pair, state), swapped),
+        (dflash_fn.save_state, ("", state, pair), f"path: got '', {order} (path, state, pair)"),
+        (dflash_fn.load_state, (pair, file), f"path: got Pair, {order} (path, pair)"),
+        (dflash_fn.load_state, (file, state), f"pair: got an object of type DecodeState, expected a Pair, {kept}"),
+    ]
+    for act, arguments, expected in asked:
+        with pytest.raises(errors.InputError) as caught:
+            act(*arguments)
+        assert str(caught.value) == expected
+    assert not file.exists()
 
 
 # the wrong file

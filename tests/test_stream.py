@@ -253,3 +253,10 @@ def test_a_tokenizer_is_needed_and_must_fit(pair: Pair) -> None:
         dflash_fn.stream_generate(bare, None, [1, 2])
     with pytest.raises(errors.TokenizerMismatch, match="the tokenizer has 48 tokens"):
         dflash_fn.stream_generate(bare, Numbers(), [1, 2])
+
+
+@pytest.mark.parametrize("prompt", [5, np.array(5)])
+def test_a_number_is_no_prompt(pair: Pair, prompt: Any) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        dflash_fn.stream_generate(pair, None, prompt)
+    assert str(caught.value) == "prompt: got 5, expected text or a sequence of token ids"

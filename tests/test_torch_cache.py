@@ -141,6 +141,44 @@ def test_extend_reads_into_a_copy_while_the_first_state_lives(pair: Pair) -> Non
     assert counts(extend(state, pair, [1, 2]))[::2] == (1, 1)
 
 
+def test_the_straight_loop_has_nothing_to_clear(pair: Pair) -> None:
+    """Each pass claims at least as far as was written before it, in the target's cache and in the draft's."""
+    for state, info in dflash_fn.rounds(prefill(pair, [5, 9, 2]), pair, max_new_tokens=60):
+        (written,), (length,) = state.target_cache.buffer.written, state.target_cache.lengths
+        assert written <= length + state.width
+        if info.step > 0 and state.draft_cache is not None:
+            (written,), (length,) = state.draft_cache.buffer.written, state.draft_cache.lengths
+            assert written <= length + state.width
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_claim_clears_what_a_dropped_fork_left_beyond_it(rows: int) -> None:
+    start = new(rows=rows)
+    base = kv.select(kv.append(start, 6), tuple(range(3, 3 + rows)))
+    family = kv.append(base, 20)
+    ends = family.full.lengths
+    for store in (*family.full.buffer.keys, *family.full.buffer.values):
+        for row, (first, end) in enumerate(zip(base.lengths, ends, strict=True)):
+            store[row, :, first:end] = torch.nan
+    del family
+    again = kv.append(base, 4)
+    assert again.full.buffer is base.buffer  # nothing was copied
+    for store in (*base.buffer.keys, *base.buffer.values):
+        for row, end in enumerate(again.full.lengths):
+            assert store[row, :, end:].count_nonzero() == 0
+
+
+def test_a_copy_clears_what_lies_beyond_its_shorter_rows() -> None:
+    base = kv.select(kv.append(new(rows=2), 30), (20, 3))
+    other = kv.append(base, 8)
+    for store in (*base.buffer.keys, *base.buffer.values):
+        store[1, :, 3:11] = torch.nan
+    copied = kv.append(base, 4)
+    assert copied.full.buffer is not other.full.buffer
+    for store in (*copied.full.buffer.keys, *copied.full.buffer.values):
+        assert store[1, :, 7:].count_nonzero() == 0
+
+
 # --- the cache itself ---
 
 

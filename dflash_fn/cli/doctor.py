@@ -86,20 +86,7 @@ def _cache() -> dict[str, Any]:
 def _pairs() -> list[dict[str, Any]]:
     from dflash_fn import zoo
 
-    return [asdict(zoo.entry(name)) | {"present": present(name)} for name in zoo.names()]
-
-
-def present(name: str) -> bool:
-    """Whether a zoo pair can be loaded without fetching anything."""
-    from dflash_fn.zoo import cache, embedded
-
-    if (embedded.PAIRS / name).is_dir():
-        return True
-    try:
-        folders = [folder for folder in cache.root().glob(f"{name}-*") if folder.is_dir()]
-    except (CacheFolderError, OSError):
-        return False
-    return any(not cache.problem(folder) for folder in folders)
+    return [asdict(zoo.entry(name)) | {"present": zoo.present(name)} for name in zoo.names()]
 
 
 def _proofs(options: PairOptions) -> Iterator[prove.Proof]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_fn import container, errors
+from dflash_fn import container, errors, inputs
 from dflash_fn.container import Bits
 from dflash_fn.records import StopReason
 from dflash_fn.trace.records import CacheView, LogitsView, RowStart, RowStep, Trace
@@ -29,7 +29,9 @@ def write_trace(path: str | Path, trace: Trace) -> None:
 
     Raises:
         CacheFolderError: the file cannot be written; nothing half-written stays.
+        InputError: arguments in another order.
     """
+    file = inputs.as_path(path, "path, trace")
     arrays: dict[str, Bits] = {}
     header: dict[str, Any] = {name: getattr(trace, name) for name in PLAIN}
     header["start"] = [_start_out(row, f"start.{index}", arrays) for index, row in enumerate(trace.start)]
@@ -37,7 +39,7 @@ def write_trace(path: str | Path, trace: Trace) -> None:
         [_row_out(row, f"{step}.{index}", arrays) if row else None for index, row in enumerate(rows)]
         for step, rows in enumerate(trace.steps)
     ]
-    container.write(Path(path), KIND, header, arrays)
+    container.write(file, KIND, header, arrays)
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -45,8 +47,11 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises:
         StateFileError: no such file, cut or edited, in a newer format, or not what a trace must be.
+
+    Guarantees:
+        P12: a trace that was written and read holds, in every bit, on the port that made it.
     """
-    header, arrays = container.read(Path(path), KIND)
+    header, arrays = container.read(inputs.as_path(path, "path"), KIND)
     try:
         trace = _trace_in(header, arrays)
         problem = next(_problems(trace), "")

@@ -16,7 +16,7 @@ from dflash_fn.loop import rounds
 from dflash_fn.policies import Policy, match
 from dflash_fn.records import Branches, DecodeState, Pair, Proposer, StepInfo
 from dflash_fn.state_io import fingerprint_of
-from dflash_fn.steps import judge
+from dflash_fn.steps import judge, narrowed
 from dflash_fn.trace.looking import Look, heard_by, look, prefilled, view_start
 from dflash_fn.trace.records import RowStep, Trace
 from dflash_fn.trace.summary import digest_of, row_bits, view_cache, view_logits
@@ -99,7 +99,7 @@ def _rows(
     """Return a step's rows: what was seen before it, what it reports, and what it led to."""
     port = pair.port
     policy, heard = heard_by(policy)
-    _, kept = judge(before, pair, policy, seen.proposal, Branches(info.logits, None, None))
+    _, kept = judge(before, pair, policy, narrowed(seen.proposal, info.block_size), Branches(info.logits, None, None))
     logits = row_bits(port, info.logits, [info.block_size] * len(kept))
     caches = view_cache(port, after.target_cache, port.lengths(before.target_cache))
     uniforms = {stream: port.to_numpy(values).astype(np.float64) for stream, values in heard.items()}

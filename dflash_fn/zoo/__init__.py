@@ -4,6 +4,6 @@ Reading order: `catalogue` (names) · `embedded` · `smollm2` · `cache` (built 
 `download` (by pip, with digests) · `gguf_checkpoint`, `gguf_tokenizer`, `weight_file` (the conversion).
 """
 
-from dflash_fn.zoo.catalogue import Files, ZooEntry, entry, fetch, names
+from dflash_fn.zoo.catalogue import Files, ZooEntry, entry, fetch, names, present
 
-__all__ = ["Files", "ZooEntry", "entry", "fetch", "names"]
+__all__ = ["Files", "ZooEntry", "entry", "fetch", "names", "present"]

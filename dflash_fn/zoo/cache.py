@@ -19,7 +19,7 @@ from typing import TypeAlias
 from dflash_fn import errors
 from dflash_fn.zoo import lock
 
-__all__ = ["MARKER", "Build", "Report", "ensure", "problem", "root"]
+__all__ = ["MARKER", "Build", "Report", "ensure", "present", "problem", "root"]
 
 MARKER = "complete.json"
 """Written last into a checkpoint folder: the size of every file, and digests."""
@@ -92,6 +92,14 @@ def problem(folder: Path) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MARKER} is not readable"
     return ""
+
+
+def present(name: str) -> bool:
+    """Whether the folder called `name` is built and whole; False too where the cache cannot be looked at."""
+    try:
+        return not problem(root() / name)
+    except OSError:  # no permission, or no home folder (CacheFolderError)
+        return False
 
 
 def _build(folder: Path, build: Build, needed: int, report: Report) -> None:

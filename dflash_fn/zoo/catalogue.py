@@ -10,7 +10,7 @@ from dflash_fn import errors
 from dflash_fn.zoo import embedded, smollm2
 from dflash_fn.zoo.cache import Report
 
-__all__ = ["Files", "ZooEntry", "entry", "fetch", "names"]
+__all__ = ["Files", "ZooEntry", "entry", "fetch", "names", "present"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,30 @@ def _smollm2(report: Report) -> Files:
     return Files(smollm2.fetch(report), None)
 
 
-ENTRIES: dict[str, tuple[ZooEntry, Callable[[Report], Files]]] = {
-    "tiny-code": (
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that the catalogue holds of a pair.
+
+    Attributes:
+        entry: what is told of it.
+        fetch: returns its folders, fetched first where they are missing.
+        present: whether they are there and whole.
+    """
+
+    entry: ZooEntry
+    fetch: Callable[[Report], Files]
+    present: Callable[[], bool]
+
+
+ENTRIES: dict[str, Known] = {
+    "tiny-code": Known(
         ZooEntry(
             "tiny-code", "4.6 M parameter model of Python source, with its draft", "Apache-2.0", "13 MB, embedded"
         ),
         _tiny_code,
+        lambda: embedded.present("tiny-code"),
     ),
-    "smollm2-135m": (
+    "smollm2-135m": Known(
         ZooEntry(
             "smollm2-135m",
             "SmolLM2-135M-Instruct, a small English chat model; no draft",
@@ -67,6 +83,7 @@ ENTRIES: dict[str, tuple[ZooEntry, Callable[[Report], Files]]] = {
             "93 MB to download, 540 MB in the cache",
         ),
         _smollm2,
+        smollm2.present,
     ),
 }
 
@@ -82,7 +99,7 @@ def entry(name: str) -> ZooEntry:
     Raises:
         InputError: no pair has that name.
     """
-    return _find(name)[0]
+    return _find(name).entry
 
 
 def fetch(name: str, *, report: Report | None = None) -> Files:
@@ -98,10 +115,25 @@ def fetch(name: str, *, report: Report | None = None) -> Files:
         CacheFolderError: the cache folder cannot be written.
         BackendMissing: a package that the conversion needs is not installed.
     """
-    return _find(name)[1](report or _silent)
+    return _find(name).fetch(report or _silent)
 
 
-def _find(name: str) -> tuple[ZooEntry, Callable[[Report], Files]]:
+def present(name: str) -> bool:
+    """Whether a pair can be loaded without a download.
+
+    Sizes of files are compared and no content is read. A cache folder that cannot be looked at holds nothing.
+
+    Raises:
+        InputError: no pair has that name.
+
+    Example:
+        >>> present("tiny-code")
+        True
+    """
+    return _find(name).present()
+
+
+def _find(name: str) -> Known:
     if name not in ENTRIES:
         raise errors.InputError(f"unknown pair {name!r}; known pairs: {', '.join(ENTRIES)}")
     return ENTRIES[name]

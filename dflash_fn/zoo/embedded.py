@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dflash_fn import errors
 
-__all__ = ["PAIRS", "folders"]
+__all__ = ["PAIRS", "folders", "present"]
 
 PAIRS = Path(__file__).parent / "pairs"
 """Where the embedded pairs lie."""
@@ -23,3 +23,8 @@ def folders(name: str) -> tuple[Path, Path]:
         if not (folder / "config.json").is_file():
             raise errors.CheckpointError(f"{folder}: missing from the installed package; install dflash-fn again")
     return target, draft
+
+
+def present(name: str) -> bool:
+    """Whether the installed package holds a pair."""
+    return all((PAIRS / name / role / "config.json").is_file() for role in ("target", "draft"))

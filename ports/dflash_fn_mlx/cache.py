@@ -10,8 +10,9 @@ That nobody keeps the old arrays is what makes this cheap: mlx then writes the c
 donation) and copies nothing. In the ordinary loop older states are shorter than newer ones, so nothing is ever copied;
 forks and kept states pay for what they need.
 
-Slots that nobody sees hold whatever an earlier pass left there. They are finite, because buffers start as zeros
-and only model outputs are written: attention multiplies them by a weight of exactly zero.
+Attention multiplies slots that nobody sees by a weight of exactly zero, and zero times NaN is NaN. So a pass finds
+zeros beyond the slots that it claims: buffers start as zeros, and what a longer, forgotten fork left there is cleared
+when a shorter state goes on. In the ordinary loop every pass claims beyond the last, and there is nothing to clear.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Buffer:
         keys: one [R, Hkv, N, D] array a layer.
         values: the same.
         counts: copy counters of this buffer's line.
+        written: slots from which on each row holds zeros.
         live: the caches that look at this buffer.
         lock: held while a cache claims slots or joins the live ones, so that threads which fork one state do not claim
             the same slots, and while arrays are replaced: until the device has them, new ones can only be used
@@ -75,6 +77,7 @@ class Buffer:
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
     counts: CopyCounts
+    written: tuple[int, ...]
     live: weakref.WeakSet[Cache] = field(default_factory=weakref.WeakSet)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -116,15 +119,20 @@ def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: m
     shape = (rows, heads, _rounded(capacity), dim)
     keys = tuple(mx.zeros(shape, dtype=dtype) for _ in range(layers))
     values = tuple(mx.zeros(shape, dtype=dtype) for _ in range(layers))
-    return Cache(_made(keys, values, CopyCounts()), (0,) * rows, (0,) * rows)
+    return Cache(_made(keys, values, CopyCounts(), (0,) * rows), (0,) * rows, (0,) * rows)
 
 
 def append(cache: Cache, count: int) -> Family:
-    """Claim `count` slots a row after the cache's lengths; the caller then fills them by `write` and `commit`."""
+    """Claim `count` slots a row after the cache's lengths; the caller then fills them by `write` and `commit`.
+
+    Guarantees:
+        P09: every cache that is kept shows what it showed when it was made, in any sequence of operations.
+    """
     buffer = cache.buffer
     lengths = tuple(length + count for length in cache.lengths)
     with buffer.lock:
         if max(lengths) <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
+            _clear(buffer, lengths)
             return Family(cache, Cache(buffer, lengths, cache.marks))
     if max(lengths) > buffer.capacity:
         fresh = _copied(cache, max(max(lengths), buffer.capacity * 3 // 2))
@@ -132,6 +140,7 @@ def append(cache: Cache, count: int) -> Family:
     else:
         fresh = _copied(cache, buffer.capacity)
         fresh.counts.copies += 1
+    _clear(fresh, lengths)
     return Family(Cache(fresh, cache.lengths, cache.marks), Cache(fresh, lengths, cache.marks))
 
 
@@ -190,7 +199,8 @@ def join(caches: tuple[Cache, ...]) -> Cache:
     held = [stores(cache.buffer) for cache in caches]
     keys = tuple(_stacked(parts, capacity) for parts in zip(*(keys for keys, _ in held), strict=True))
     values = tuple(_stacked(parts, capacity) for parts in zip(*(values for _, values in held), strict=True))
-    return Cache(_made(keys, values, CopyCounts()), lengths, marks)
+    written = tuple(end for cache in caches for end in cache.buffer.written)
+    return Cache(_made(keys, values, CopyCounts(), written), lengths, marks)
 
 
 def write(store: mx.array, starts: tuple[int, ...], rows: mx.array) -> mx.array:
@@ -219,15 +229,34 @@ def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
     return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
 
 
-def _made(keys: tuple[mx.array, ...], values: tuple[mx.array, ...], counts: CopyCounts) -> Buffer:
+def _clear(buffer: Buffer, ends: tuple[int, ...]) -> None:
+    """Put zeros beyond the slots that a pass is about to write; what it finds there no live cache sees."""
+    for row, (end, written) in enumerate(zip(ends, buffer.written, strict=True)):
+        if written > end:
+            mx.eval(buffer.keys, buffer.values)
+            buffer.keys, buffer.values = (
+                tuple(_cleared(store, row, end, written) for store in held) for held in (buffer.keys, buffer.values)
+            )
+            mx.async_eval(buffer.keys, buffer.values)
+    buffer.written = ends
+
+
+def _cleared(store: mx.array, row: int, first: int, end: int) -> mx.array:
+    zeros = mx.zeros((1, store.shape[1], end - first, store.shape[3]), dtype=store.dtype)
+    return mx.slice_update(store, zeros, mx.array([row, first]), axes=(0, 2))
+
+
+def _made(
+    keys: tuple[mx.array, ...], values: tuple[mx.array, ...], counts: CopyCounts, written: tuple[int, ...]
+) -> Buffer:
     mx.eval(keys, values)
-    return Buffer(keys, values, counts)
+    return Buffer(keys, values, counts, written)
 
 
 def _copied(cache: Cache, capacity: int) -> Buffer:
     length = max(cache.lengths)
     keys, values = (tuple(_resized(x, length, _rounded(capacity)) for x in held) for held in stores(cache.buffer))
-    return _made(keys, values, cache.buffer.counts)
+    return _made(keys, values, cache.buffer.counts, tuple(min(end, length) for end in cache.buffer.written))
 
 
 def _resized(store: mx.array, length: int, capacity: int) -> mx.array:
@@ -239,7 +268,7 @@ def _resized(store: mx.array, length: int, capacity: int) -> mx.array:
 def _row(cache: Cache, row: int) -> Cache:
     length, capacity = cache.lengths[row], cache.buffer.capacity
     keys, values = (tuple(_resized(x[row : row + 1], length, capacity) for x in held) for held in stores(cache.buffer))
-    return Cache(_made(keys, values, CopyCounts()), (length,), (cache.marks[row],))
+    return Cache(_made(keys, values, CopyCounts(), (length,)), (length,), (cache.marks[row],))
 
 
 def _stacked(parts: tuple[mx.array, ...], capacity: int) -> mx.array:

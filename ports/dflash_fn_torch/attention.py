@@ -66,16 +66,19 @@ def attend(
     """Return softmax(q k / sqrt(dim) + mask) v.
 
     The query heads that share a K/V head become the batch of one kernel call, over K and V expanded without a copy;
-    rows are taken one by one, so that a row's bits do not depend on its neighbours.
+    rows are taken one by one, so that a row's bits do not depend on its neighbours. The CPU kernel shares heads out
+    among threads, each with products of its own. A single head it does not share out, and then the products themselves
+    may be, in another way for each width; so a single head is computed twice.
     """
     rows, slots, heads, dim = q.shape
     kv_heads, length = keys.shape[1], mask.shape[-1]
     group = heads // kv_heads
+    copies = 2 if heads == 1 and q.device.type == "cpu" else 1
     out = []
     for row in range(rows):
-        query = q[row].view(slots, kv_heads, group, dim).permute(2, 1, 0, 3)
-        k = keys[row, :, :length].expand(group, kv_heads, length, dim)
-        v = values[row, :, :length].expand(group, kv_heads, length, dim)
-        y = F.scaled_dot_product_attention(query, k, v, attn_mask=mask[row])
+        query = q[row].view(slots, kv_heads, group, dim).permute(2, 1, 0, 3).expand(group * copies, -1, -1, -1)
+        k = keys[row, :, :length].expand(group * copies, kv_heads, length, dim)
+        v = values[row, :, :length].expand(group * copies, kv_heads, length, dim)
+        y = F.scaled_dot_product_attention(query, k, v, attn_mask=mask[row])[:group]
         out.append(y.permute(2, 1, 0, 3).reshape(1, slots, heads * dim))
     return out[0] if rows == 1 else torch.cat(out)

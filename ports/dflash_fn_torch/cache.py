@@ -5,8 +5,10 @@ sees the slots below its lengths and nothing else. So appending to a cache may w
 place as long as no live cache sees any of them; where one does, the buffer is copied first. In the ordinary loop
 older states are shorter than newer ones, so nothing is ever copied; forks and kept states pay for what they need.
 
-Slots that nobody sees hold whatever an earlier pass left there. They are finite, because buffers start as zeros
-and only model outputs are written: the attention kernel multiplies them by a weight of exactly zero.
+The attention kernel multiplies slots that nobody sees by a weight of exactly zero, and zero times NaN is NaN. So a pass
+finds zeros beyond the slots that it claims: buffers start as zeros, and what a longer, forgotten fork left there is
+cleared when a shorter state goes on. In the ordinary loop every pass claims beyond the last, and there is nothing to
+clear.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Buffer:
         keys: one [R, Hkv, N, D] tensor a layer.
         values: the same.
         counts: copy counters of this buffer's line.
+        written: slots from which on each row holds zeros.
         live: the caches that look at this buffer.
         lock: held while a cache claims slots or joins the live ones, so that threads which fork one state do not claim
             the same slots.
@@ -66,6 +69,7 @@ class Buffer:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     counts: CopyCounts
+    written: tuple[int, ...]
     live: weakref.WeakSet[Cache] = field(default_factory=weakref.WeakSet)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -107,15 +111,20 @@ def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: t
     shape = (rows, heads, _rounded(capacity), dim)
     keys = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
     values = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
-    return Cache(Buffer(keys, values, CopyCounts()), (0,) * rows, (0,) * rows)
+    return Cache(Buffer(keys, values, CopyCounts(), (0,) * rows), (0,) * rows, (0,) * rows)
 
 
 def append(cache: Cache, count: int) -> Family:
-    """Claim `count` slots a row after the cache's lengths; the caller then writes them through `full.buffer`."""
+    """Claim `count` slots a row after the cache's lengths; the caller then writes them through `full.buffer`.
+
+    Guarantees:
+        P09: every cache that is kept shows what it showed when it was made, in any sequence of operations.
+    """
     buffer = cache.buffer
     lengths = tuple(length + count for length in cache.lengths)
     with buffer.lock:
         if max(lengths) <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
+            _clear(buffer, lengths)
             return Family(cache, Cache(buffer, lengths, cache.marks))
     if max(lengths) > buffer.capacity:
         fresh = _copied(cache, max(max(lengths), buffer.capacity * 3 // 2))
@@ -123,6 +132,7 @@ def append(cache: Cache, count: int) -> Family:
     else:
         fresh = _copied(cache, buffer.capacity)
         fresh.counts.copies += 1
+    _clear(fresh, lengths)
     return Family(Cache(fresh, cache.lengths, cache.marks), Cache(fresh, lengths, cache.marks))
 
 
@@ -168,7 +178,8 @@ def join(caches: tuple[Cache, ...]) -> Cache:
     capacity = max(cache.buffer.capacity for cache in caches)
     keys = tuple(_stacked(parts, capacity) for parts in zip(*(cache.buffer.keys for cache in caches), strict=True))
     values = tuple(_stacked(parts, capacity) for parts in zip(*(cache.buffer.values for cache in caches), strict=True))
-    return Cache(Buffer(keys, values, CopyCounts()), lengths, marks)
+    written = tuple(end for cache in caches for end in cache.buffer.written)
+    return Cache(Buffer(keys, values, CopyCounts(), written), lengths, marks)
 
 
 def write(store: Tensor, starts: tuple[int, ...], rows: Tensor) -> None:
@@ -191,12 +202,22 @@ def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
     return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
 
 
+def _clear(buffer: Buffer, ends: tuple[int, ...]) -> None:
+    """Put zeros beyond the slots that a pass is about to write; what it finds there no live cache sees."""
+    for row, (end, written) in enumerate(zip(ends, buffer.written, strict=True)):
+        if written > end:
+            with torch.inference_mode():
+                for store in (*buffer.keys, *buffer.values):
+                    store[row, :, end:written].zero_()
+    buffer.written = ends
+
+
 def _copied(cache: Cache, capacity: int) -> Buffer:
     length = max(cache.lengths)
     buffer = cache.buffer
     keys = tuple(_resized(keys, length, _rounded(capacity)) for keys in buffer.keys)
     values = tuple(_resized(values, length, _rounded(capacity)) for values in buffer.values)
-    return Buffer(keys, values, buffer.counts)
+    return Buffer(keys, values, buffer.counts, tuple(min(end, length) for end in buffer.written))
 
 
 def _resized(store: Tensor, length: int, capacity: int) -> Tensor:
@@ -210,7 +231,7 @@ def _row(cache: Cache, row: int) -> Cache:
     buffer = cache.buffer
     keys = tuple(keys[row : row + 1].clone() for keys in buffer.keys)
     values = tuple(values[row : row + 1].clone() for values in buffer.values)
-    return Cache(Buffer(keys, values, CopyCounts()), (cache.lengths[row],), (cache.marks[row],))
+    return Cache(Buffer(keys, values, CopyCounts(), (buffer.written[row],)), (cache.lengths[row],), (cache.marks[row],))
 
 
 def _stacked(parts: tuple[Tensor, ...], capacity: int) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dflash_fn.records import Array, DecodeState, Pair, Proposer
 
-__all__ = ["at_random", "corrupted", "right", "scripted", "wrong"]
+__all__ = ["at_random", "constant", "corrupted", "right", "scripted", "wrong"]
 
 Choice = Callable[[DecodeState, int, np.ndarray], np.ndarray]
 """A function (state, row, true tokens) -> for each drafted slot, whether to spoil it."""
@@ -65,5 +65,14 @@ def at_random(seed: int) -> Proposer:
         rng = np.random.default_rng([seed, state.step, sum(map(len, state.tokens))])
         drafted = rng.integers(0, pair.target.spec.vocab_size, (len(state.tokens), size - 1))
         return pair.port.asarray(drafted, pair.target.device)
+
+    return propose
+
+
+def constant(token: int) -> Proposer:
+    """Propose one token, always."""
+
+    def propose(state: DecodeState, pair: Pair, size: int) -> Array:
+        return pair.port.asarray(np.full((len(state.tokens), size - 1), token, dtype=np.int64), pair.target.device)
 
     return propose
