@@ -22,6 +22,7 @@ from dflash_fn.cli import generate as generate_module
 from dflash_fn.cli import ports as ports_module
 from dflash_fn.cli.commands import app
 from dflash_fn.text import chat_prompt
+from tests.helpers.hearing import HEARING
 
 TINY_CODE = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code"
 TARGET, DRAFT = str(TINY_CODE / "target"), str(TINY_CODE / "draft")
@@ -52,7 +53,7 @@ def invoke_json(*args, stdin=None):
 
 
 def start(*args, **options):
-    command = [sys.executable, "-m", "dflash_fn", *map(str, args)]
+    command = [*HEARING, sys.executable, "-m", "dflash_fn", *map(str, args)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
     return subprocess.Popen(command, **options)
 

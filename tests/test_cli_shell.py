@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.hearing import HEARING
+
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
@@ -105,7 +107,7 @@ def slow_port(request, tmp_path):
 
 def interrupt_at(word, *args, **environment):
     """Start the command line, press Ctrl-C once stderr has a line with a word, and return (exit code, stdout, rest)."""
-    command = [sys.executable, "-m", "dflash_fn", *args]
+    command = [*HEARING, sys.executable, "-m", "dflash_fn", *args]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, env=os.environ | environment) as process:
         assert process.stderr is not None
