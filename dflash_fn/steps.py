@@ -33,7 +33,7 @@ from dflash_fn.records import (
 )
 from dflash_fn.streams import numbers
 
-__all__ = ["Room", "cut", "judge", "propose", "select", "step", "verify"]
+__all__ = ["Room", "certain", "cut", "judge", "judged_by", "propose", "select", "step", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ def propose(
     cache = _absorbed(state, pair)
     if size == 1 or state.step == 0 or not (pair.draft or proposer):
         none = pair.port.asarray(np.zeros((len(state.tokens), 0), dtype=np.int64), pair.target.device)
-        return Proposal(none, q=_certain(pair, policy, none), draft_cache=cache)
+        return Proposal(none, q=certain(pair, policy, none), draft_cache=cache)
     if proposer:
         tokens = _asked(proposer, state, pair, size)
-        return Proposal(tokens, q=_certain(pair, policy, tokens), draft_cache=cache)
+        return Proposal(tokens, q=certain(pair, policy, tokens), draft_cache=cache)
     return _drafted(state, pair, policy, size, cache)
 
 
@@ -198,6 +198,14 @@ def cut(tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room) -> tu
     return allowed, room.reason if len(allowed) == room.tokens else None
 
 
+def certain(pair: Pair, policy: Policy, tokens: Array) -> Array | None:
+    """Return the q of tokens that no chance had a part in: 1 at each of them; None where nobody asks for it."""
+    if not policy.needs_q:
+        return None
+    like = pair.port.asarray(np.zeros((1, 1, pair.target.spec.vocab_size), dtype=np.float32), pair.target.device)
+    return one_hot(pair.port.xp, tokens, like)
+
+
 def judge(
     state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, branches: Branches
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[int, ...]]]:
@@ -283,16 +291,8 @@ def _drafted(state: DecodeState, pair: Pair, policy: Policy, size: int, cache: C
     tokens, q = policy.drafting.rule(xp, logits, numbers(state, pair, policy.drafting.streams, size - 1))
     tokens = xp.astype(tokens, block.dtype)
     if q is None or not policy.needs_q:
-        q = _certain(pair, policy, tokens)
+        q = certain(pair, policy, tokens)
     return Proposal(tokens, q=q, draft_cache=cache, logits=logits, finite=_finite(xp, logits))
-
-
-def _certain(pair: Pair, policy: Policy, tokens: Array) -> Array | None:
-    """Return the q of tokens that no chance had a part in: 1 at each of them; None where nobody asks for it."""
-    if not policy.needs_q:
-        return None
-    like = pair.port.asarray(np.zeros((1, 1, pair.target.spec.vocab_size), dtype=np.float32), pair.target.device)
-    return one_hot(pair.port.xp, tokens, like)
 
 
 def _asked(proposer: Proposer, state: DecodeState, pair: Pair, size: int) -> Array:

@@ -45,7 +45,7 @@ def relaxed(sampling: Sampling = GREEDY, *, top_k: int = 10, delta: float = 0.6)
         # the k-th largest of [R, B, V] is at place V - k in rising order
         bar = xp.sort(p, axis=-1)[:, :-1, max(p.shape[-1] - top_k, 0)]
         best = xp.max(p, axis=-1)[:, :-1]
-        return judged(xp, drafted, (own >= bar) & (own >= best - delta), choice(xp, logits, uniforms))
+        return judged(xp, drafted, (own >= bar) & (own >= best - delta) & (own > 0), choice(xp, logits, uniforms))
 
     def choice(xp: Any, logits: Array, uniforms: Mapping[str, Array]) -> Array:
         if sampling.temperature == 0:
