@@ -22,7 +22,7 @@ COLDEST = 1e-6
 
 
 def _check_number(name: str, value: Any, least: float, most: float) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not least <= value <= most:
+    if not isinstance(value, Real) or isinstance(value, bool) or not least <= float(value) <= most:
         span = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}"
         raise errors.InputError(f"{name}: got {value!r}, expected a number {span}")
 

@@ -29,6 +29,7 @@ FEW = ("--max-new-tokens", "12")
 KEYS = [
     "text", "tokens", "prompt_tokens", "finish_reason", "steps", "num_accepted", "tau", "ttft_s", "tpot_s",
     "tokens_per_s", "pair", "port", "dtype", "device", "block_size", "width", "seed",
+    "policy",
 ]  # fmt: skip
 CHAT_TEMPLATE = (
     "{% for m in messages %}# {{ m['role'] }}\n{{ m['content'] }}<|endoftext|>\n{% endfor %}"

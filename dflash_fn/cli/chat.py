@@ -14,6 +14,7 @@ from dflash_fn.cli import render, saved, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, extended, opened
 from dflash_fn.cli.options import Options, check_options, read_prompt
 from dflash_fn.cli.pairs import block_and_width, open_pair
+from dflash_fn.cli.policy import policy_of
 from dflash_fn.errors import InputError
 from dflash_fn.text import Message, chat_prompt, next_turn
 
@@ -49,6 +50,7 @@ def chat(options: Options) -> None:
         DflashError: of any kind; such as a conversation that no longer fits the context.
     """
     check_options(options)
+    policy = policy_of(options.policy)
     load = saved.pair_of(options)
     first = read_prompt(options.prompt) if options.prompt is not None else None
     pair = open_pair(load)
@@ -68,6 +70,7 @@ def chat(options: Options) -> None:
             seconds=seconds,
             write=terminal.write,
             continues=raw,
+            policy=policy,
         )
         so_far = Conversation(answer.state, (*so_far.messages, user(line), said(answer)))
         _end_turn(answer)

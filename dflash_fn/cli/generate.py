@@ -12,9 +12,11 @@ from dflash_fn.cli.answer import Answer, decode_answer, opened, silent
 from dflash_fn.cli.check import Check, check_against_plain, warm_up
 from dflash_fn.cli.options import Options, check_options, read_prompt
 from dflash_fn.cli.pairs import block_and_width, open_pair
+from dflash_fn.cli.policy import policy_of
 from dflash_fn.text import chat_prompt
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import DecodeState, Pair
 
 __all__ = ["generate"]
@@ -47,6 +49,7 @@ def generate(options: Options) -> None:
         DflashError: of any kind.
     """
     check_options(options)
+    policy = policy_of(options.policy, check=options.check)
     load = saved.pair_of(options)
     text = read_prompt(options.prompt) if options.prompt is not None else None
     pair = open_pair(load, needs_draft="--check" if options.check else "")
@@ -54,11 +57,11 @@ def generate(options: Options) -> None:
     with terminal.note("reading the prompt"):
         begun = _begun(options, pair, text or "", raw) if options.resume is None else _resumed(options, pair, text, raw)
         if options.check:
-            warm_up(begun.state, pair, block_size=begun.block_size)
-    answer = _answered(options, pair, begun)
-    check = _checked(options, pair, begun, answer) if options.check and not answer.interrupted else None
+            warm_up(begun.state, pair, block_size=begun.block_size, policy=policy)
+    answer = _answered(options, pair, policy, begun)
+    check = _checked(options, pair, policy, begun, answer) if options.check and not answer.interrupted else None
     if options.json:
-        report.print_object(report.answer_object(pair, answer, block_size=begun.block_size, check=check))
+        report.print_object(report.answer_object(pair, answer, policy, block_size=begun.block_size, check=check))
     elif check:
         terminal.console().print(render.check_lines(check, len(answer.tokens)))
     saved.save(options, answer.state, pair)
@@ -82,7 +85,7 @@ def _resumed(options: Options, pair: Pair, text: str | None, raw: bool) -> Begun
     return Begun(state, seconds, shown, raw or text is None, saved.block_size(options, pair, state))
 
 
-def _answered(options: Options, pair: Pair, begun: Begun) -> Answer:
+def _answered(options: Options, pair: Pair, policy: Policy, begun: Begun) -> Answer:
     show = not options.json
     if show:
         terminal.write(begun.shown, dim=True)
@@ -95,6 +98,7 @@ def _answered(options: Options, pair: Pair, begun: Begun) -> Answer:
         write=terminal.write if show else silent,
         continues=begun.continues,
         digests=options.check,
+        policy=policy,
     )
     if show:
         terminal.write("" if answer.text.endswith("\n") else "\n")
@@ -102,7 +106,7 @@ def _answered(options: Options, pair: Pair, begun: Begun) -> Answer:
     return answer
 
 
-def _checked(options: Options, pair: Pair, begun: Begun, answer: Answer) -> Check:
+def _checked(options: Options, pair: Pair, policy: Policy, begun: Begun, answer: Answer) -> Check:
     prompt = list(begun.state.tokens[0])
     with terminal.note("decoding without the draft"):
-        return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens)
+        return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens, policy=policy)

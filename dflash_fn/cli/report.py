@@ -11,6 +11,7 @@ from dflash_fn.cli.answer import Answer
 from dflash_fn.cli.check import Check
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import Pair
 
 __all__ = ["answer_object", "print_object"]
@@ -21,7 +22,9 @@ def print_object(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value, allow_nan=False))
 
 
-def answer_object(pair: Pair, answer: Answer, *, block_size: int, check: Check | None = None) -> dict[str, Any]:
+def answer_object(
+    pair: Pair, answer: Answer, policy: Policy, *, block_size: int, check: Check | None = None
+) -> dict[str, Any]:
     """Return what `generate --json` prints.
 
     `ttft_s` runs from the start of prefill to the first token; `tpot_s` is the mean time of a later token and
@@ -47,6 +50,7 @@ def answer_object(pair: Pair, answer: Answer, *, block_size: int, check: Check |
         "block_size": block_size,
         "width": answer.state.width,
         "seed": answer.state.seed[0],
+        "policy": policy.name,
     }
     if check:
         value["check"] = {

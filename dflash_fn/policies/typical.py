@@ -38,20 +38,20 @@ def typical(sampling: Sampling = Sampling(1.0), *, epsilon: float = 0.09, delta:
     """
     if sampling.temperature == 0:
         raise errors.InputError("typical: got temperature 0, where p has no entropy; give a temperature, or use match")
-    delta = epsilon**0.5 if delta is None else delta
-    if not 0 < epsilon < 1 or not delta > 0:
+    scale = epsilon**0.5 if delta is None else delta
+    if not 0 < epsilon < 1 or not scale > 0:
         raise errors.InputError(
-            f"typical: got epsilon {epsilon} and delta {delta}, expected 0 < epsilon < 1, delta > 0"
+            f"typical: got epsilon {epsilon} and delta {scale}, expected 0 < epsilon < 1, delta > 0"
         )
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
         del q
         p = probabilities(xp, logits, sampling)
         inside = xp.where(p > 0, p, xp.ones_like(p))
-        bar = delta * xp.exp(total(xp, inside * xp.log(inside)))[:, :-1, 0]
+        bar = scale * xp.exp(total(xp, inside * xp.log(inside)))[:, :-1, 0]
         own = at_tokens(xp, p, drafted)
         return judged(xp, drafted, (own > bar) | (own > epsilon), draw(xp, p, uniforms["target"]))
 
     return Policy(
-        f"typical {epsilon:g} {delta:g}, {sampling}", rule, lossless=False, streams=("target",), sampling=sampling
+        f"typical {epsilon:g} {scale:g}, {sampling}", rule, lossless=False, streams=("target",), sampling=sampling
     )
