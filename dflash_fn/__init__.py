@@ -24,9 +24,11 @@ from dflash_fn.records import (
     Proposal,
     StepInfo,
     StopReason,
+    TokenLogprob,
     Verdict,
 )
 from dflash_fn.registry import get_port, port_names
+from dflash_fn.sampling import Sampling
 from dflash_fn.state_io import load_state, save_state
 from dflash_fn.steps import propose, select, step, verify
 from dflash_fn.stream import GenerationResponse, stream_generate
@@ -43,8 +45,10 @@ __all__ = [
     "Pair",
     "Policy",
     "Proposal",
+    "Sampling",
     "StepInfo",
     "StopReason",
+    "TokenLogprob",
     "Verdict",
     "decode",
     "extend",

@@ -48,7 +48,9 @@ def decode(
         NonFiniteError: a model's logits hold NaN or infinity.
 
     Guarantees:
-        P01: with a lossless greedy policy, the tokens and the bits of their logits are those of `block_size=1`.
+        P01: with an invariant policy, such as `match()`, the tokens and the bits of their logits are those of
+            `block_size=1`.
+        P07: so they are at temperature > 0, from the same seed.
         P04: decoding for n and then for m tokens equals decoding for n + m, as long as the block size is the same.
         P08: a row emits exactly min(max_new_tokens, tokens up to the first stop) tokens.
 
@@ -83,11 +85,16 @@ def rounds(
     stop_token_ids: int | Iterable[int] | None = None,
     block_size: int | None = None,
     proposer: Proposer | None = None,
+    logprobs: bool = False,
 ) -> Iterator[tuple[DecodeState, StepInfo]]:
     """Decode step by step: yield each state and what its step reports.
 
     The arguments, errors and guarantees are those of `decode`, whose result is the last state yielded. Arguments are
-    checked by the call, not by the first `next`.
+    checked by the call, not by the first `next`. One argument more: `logprobs`, whether each `StepInfo` has the log
+    probabilities of what was emitted.
+
+    Guarantees:
+        P17: log probabilities are those of plain decoding, bit for bit, where the policy is invariant.
     """
     check_state(state, pair)
     inputs.check_proposer(proposer)
@@ -95,7 +102,7 @@ def rounds(
     budget = inputs.check_count("max_new_tokens", max_new_tokens, least=0)
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
     size = inputs.check_block_size(pair, block_size, state.width)
-    return _rounds(_reopened(state, pair), pair, rule, budget, stop_ids, size, proposer)
+    return _rounds(_reopened(state, pair), pair, rule, budget, stop_ids, size, proposer, logprobs)
 
 
 def _rounds(
@@ -106,6 +113,7 @@ def _rounds(
     stop_ids: frozenset[int],
     size: int,
     proposer: Proposer | None,
+    logprobs: bool,
 ) -> Iterator[tuple[DecodeState, StepInfo]]:
     begun = [len(ids) for ids in state.tokens]
     state = _reserved(state, pair, budget)
@@ -114,7 +122,14 @@ def _rounds(
         if not any(left.tokens and reason is None for left, reason in zip(room, state.stop, strict=True)):
             return
         state, info = step(
-            state, pair, policy=policy, room=room, stop_token_ids=stop_ids, block_size=size, proposer=proposer
+            state,
+            pair,
+            policy=policy,
+            room=room,
+            stop_token_ids=stop_ids,
+            block_size=size,
+            proposer=proposer,
+            logprobs=logprobs,
         )
         yield state, info
 

@@ -29,6 +29,7 @@ __all__ = [
     "Proposer",
     "StepInfo",
     "StopReason",
+    "TokenLogprob",
     "Verdict",
 ]
 
@@ -168,7 +169,7 @@ class Proposal:
 
     Attributes:
         tokens: [R, B - 1] integer array of drafted tokens.
-        q: [R, B - 1, V] the distributions that they were drawn from; None where the draft takes its argmax.
+        q: [R, B - 1, V] the distributions that they were drawn from; None where the policy does not need it.
         draft_cache: the draft's cache after it read the pending context features; None without a draft.
         logits: [R, B - 1, V] of the draft, for reports; None where no draft was asked.
         finite: [R] boolean array, False where a row's draft logits hold NaN or infinity; None if nothing was computed.
@@ -211,6 +212,20 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithms of the target's probability of a token that was emitted.
+
+    Attributes:
+        model: under the target's own logits: no constraint, temperature 1, no filters.
+        sampled: under what tokens are drawn from, after constraints, temperature and filters; at temperature 0 it is
+            0 for the target's choice. -infinity for a token that a lossy policy kept against them.
+    """
+
+    model: float
+    sampled: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepInfo:
     """What a step reports and no step reads.
 
@@ -221,7 +236,9 @@ class StepInfo:
         emitted: the tokens that each row gained, at most B; () for a row that had stopped before.
         num_accepted: `len(emitted) - 1` where a row emitted, else None. Where a budget or a stop token cut the
             block, the last token that was kept counts as the extra one, so that num_emitted = num_accepted + 1 holds.
-        logits: [R, W, V] of the target; `logits[r, i]` is what `emitted[r][i]` was chosen from.
+        logits: [R, W, V] of the target; `logits[r, i]` is what `emitted[r][i]` was chosen from, before constraints and
+            sampling.
+        logprobs: one `TokenLogprob` an emitted token, in the shape of `emitted`; None where they were not asked for.
     """
 
     step: int
@@ -230,6 +247,7 @@ class StepInfo:
     emitted: tuple[tuple[int, ...], ...]
     num_accepted: tuple[int | None, ...]
     logits: Array
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
 
 
 Proposer: TypeAlias = Callable[[DecodeState, Pair, int], Array]

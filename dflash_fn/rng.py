@@ -1,8 +1,9 @@
 """Randomness as a function of (seed, stream, counter), never of call order.
 
 Philox4x32-10 on the host, the same numbers on every port and machine. Stream `target` is keyed by the absolute
-position of the token that is drawn; `draft`, `accept` and `recover` by (step, slot), because a rule that looks ahead
-in the block must not reuse a position's number.
+position of the token that is drawn, and so is `noise`. `draft`, `accept` and `recover` are keyed by (position that the
+block begins at, slot): a rule that looks ahead in the block must not reuse a position's number, and no two blocks of a
+row begin at the same position, however often it was extended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from dflash_fn import errors
 
-__all__ = ["Stream", "philox", "uniforms"]
+__all__ = ["Stream", "philox", "uniforms", "words"]
 
 ROUNDS = 10
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -29,6 +30,7 @@ class Stream(enum.IntEnum):
     DRAFT = 1
     ACCEPT = 2
     RECOVER = 3
+    NOISE = 4
 
 
 def philox(counters: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -65,7 +67,7 @@ def uniforms(seed: int, stream: Stream, counters: np.ndarray) -> np.ndarray:
     Args:
         seed: below 2 ** 64.
         stream: which sequence.
-        counters: [n] integers below 2 ** 64: a position, or `step << 32 | slot`.
+        counters: [n] integers below 2 ** 64: a position, or `position << 32 | slot`.
 
     Returns:
         [n] float64, multiples of 2 ** -53.
@@ -76,13 +78,26 @@ def uniforms(seed: int, stream: Stream, counters: np.ndarray) -> np.ndarray:
     Guarantees:
         P10: the number at a counter depends on nothing but (seed, stream, counter).
     """
+    made = _blocks(seed, stream, counters).astype(np.uint64)
+    high, low = made[:, 0] >> np.uint64(5), made[:, 1] >> np.uint64(6)
+    return ((high << np.uint64(26)) + low).astype(np.float64) * 2.0**-53
+
+
+def words(seed: int, stream: Stream, counters: np.ndarray) -> np.ndarray:
+    """Return two words of 31 bits a counter, which every port holds in any integer type; else as `uniforms`.
+
+    Returns:
+        [n, 2] int64.
+    """
+    return (_blocks(seed, stream, counters)[:, :2] >> np.uint32(1)).astype(np.int64)
+
+
+def _blocks(seed: int, stream: Stream, counters: np.ndarray) -> np.ndarray:
     if not 0 <= seed < 2**64:
         raise errors.InputError(f"seed: got {seed}, expected an integer from 0 to 2**64 - 1")
     c = np.asarray(counters).astype(np.uint64)
     zeros = np.zeros_like(c)
-    words = philox(np.stack([c & LOW, c >> SHIFT, zeros + np.uint64(stream), zeros], axis=1), _key(seed))
-    high, low = words[:, 0].astype(np.uint64) >> np.uint64(5), words[:, 1].astype(np.uint64) >> np.uint64(6)
-    return ((high << np.uint64(26)) + low).astype(np.float64) * 2.0**-53
+    return philox(np.stack([c & LOW, c >> SHIFT, zeros + np.uint64(stream), zeros], axis=1), _key(seed))
 
 
 def _key(seed: int) -> np.ndarray:

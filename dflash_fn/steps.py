@@ -8,14 +8,17 @@ is undone, because nothing was done to the state that one started from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dflash_fn import errors, inputs, rng
+from dflash_fn import errors, inputs
 from dflash_fn.blocks import asked, check_block, check_counts
+from dflash_fn.draws import one_hot
+from dflash_fn.logprobs import logprobs_of
+from dflash_fn.opinions import Opinions, opinions
 from dflash_fn.origin import check_state, origin_of
 from dflash_fn.policies import Policy
 from dflash_fn.records import (
@@ -30,8 +33,9 @@ from dflash_fn.records import (
     StepInfo,
     StopReason,
 )
+from dflash_fn.streams import numbers
 
-__all__ = ["Room", "cut", "judge", "narrowed", "propose", "select", "step", "verify"]
+__all__ = ["Room", "certain", "cut", "judge", "judged_by", "narrowed", "propose", "select", "step", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +52,23 @@ class Room:
 
 
 def propose(
-    state: DecodeState, pair: Pair, *, block_size: int | None = None, proposer: Proposer | None = None
+    state: DecodeState,
+    pair: Pair,
+    *,
+    policy: Policy | None = None,
+    block_size: int | None = None,
+    proposer: Proposer | None = None,
 ) -> Proposal:
     """Let the draft read the pending context features and guess the B - 1 tokens after each row's anchor.
 
     Args:
         state: where to go on from.
         pair: target, draft and port.
+        policy: which says how the draft's tokens are drawn, and whether q is needed; None takes `policies.match()`,
+            for which they are the draft's argmax.
         block_size: B; None takes the draft's. 1 drafts nothing, and so does a pair without a draft.
-        proposer: a function to ask in place of the draft.
+        proposer: a function to ask in place of the draft. Its tokens are a function of the state, so the q of each is
+            1 at the token itself.
 
     Raises:
         InputError: B is above the state's width; the proposer returned another shape, another kind of array, or ids
@@ -64,16 +76,18 @@ def propose(
     """
     check_state(state, pair)
     inputs.check_proposer(proposer)
+    policy = inputs.as_policy(policy)
     size = inputs.check_block_size(pair, block_size, state.width)
     cache = _absorbed(state, pair)
     if size == 1 or state.step == 0 or not (pair.draft or proposer):
         none = pair.port.asarray(np.zeros((len(state.tokens), 0), dtype=np.int64), pair.target.device)
-        return Proposal(none, draft_cache=cache)
+        return Proposal(none, q=certain(pair, policy, none), draft_cache=cache)
     if proposer:
         # The proposer may ask the draft too, which has read everything by now.
         seen = replace(state, draft_cache=cache, context_features=None)
-        return Proposal(asked(proposer, seen, pair, size), draft_cache=cache)
-    return _drafted(state, pair, size, cache)
+        tokens = asked(proposer, seen, pair, size)
+        return Proposal(tokens, q=certain(pair, policy, tokens), draft_cache=cache)
+    return _drafted(state, pair, policy, size, cache)
 
 
 def verify(state: DecodeState, pair: Pair, proposal: Proposal) -> Branches:
@@ -151,6 +165,7 @@ def step(
     stop_token_ids: frozenset[int] = frozenset(),
     block_size: int | None = None,
     proposer: Proposer | None = None,
+    logprobs: bool = False,
 ) -> tuple[DecodeState, StepInfo]:
     """Propose, verify, judge and select: one round for all rows that have not stopped.
 
@@ -165,6 +180,7 @@ def step(
         stop_token_ids: ids that end a row; the first of them in a block is its last token.
         block_size: see `propose`.
         proposer: see `propose`.
+        logprobs: whether to report the log probabilities of what was emitted.
 
     Returns:
         the next state, and what there is to report.
@@ -174,13 +190,13 @@ def step(
         NonFiniteError: the draft's logits hold NaN or infinity, or the target's do with nothing drafted.
     """
     policy = inputs.as_policy(policy)
-    proposal = propose(state, pair, block_size=block_size, proposer=proposer)
+    proposal = propose(state, pair, policy=policy, block_size=block_size, proposer=proposer)
     judged = _judged(state, pair, policy, proposal)
     if judged is None:
         proposal = narrowed(proposal, 1)
         judged = _judged(state, pair, policy, proposal)
     assert judged is not None
-    branches, drafted, kept = judged
+    branches, heard, drafted, kept = judged
     cuts = [
         cut(tokens, stop_token_ids, limit) if reason is None else ((), None)
         for tokens, limit, reason in zip(kept, room, state.stop, strict=True)
@@ -193,17 +209,19 @@ def step(
         emitted=emitted,
         num_accepted=tuple(len(tokens) - 1 if tokens else None for tokens in emitted),
         logits=branches.logits,
+        logprobs=logprobs_of(pair, policy, heard, emitted) if logprobs else None,
     )
     return select(state, pair, proposal, branches, emitted, stop), info
 
 
 def _judged(
     state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal
-) -> tuple[Branches, tuple[tuple[int, ...], ...], list[tuple[int, ...]]] | None:
+) -> tuple[Branches, Opinions, tuple[tuple[int, ...], ...], list[tuple[int, ...]]] | None:
     """Verify and judge a block; None where its logits are not finite and what was drafted may be why."""
     branches = verify(state, pair, proposal)
+    heard = opinions(state, pair, policy, proposal, branches)
     try:
-        return branches, *judge(state, pair, policy, proposal, branches)
+        return branches, heard, *judged_by(state, pair, policy, proposal, heard)
     except errors.NonFiniteError:
         if proposal.tokens.shape[1] == 0:
             raise
@@ -231,6 +249,14 @@ def cut(tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room) -> tu
     return allowed, room.reason if len(allowed) == room.tokens else None
 
 
+def certain(pair: Pair, policy: Policy, tokens: Array) -> Array | None:
+    """Return the q of tokens that no chance had a part in: 1 at each of them; None where nobody asks for it."""
+    if not policy.needs_q:
+        return None
+    like = pair.port.asarray(np.zeros((1, 1, pair.target.spec.vocab_size), dtype=np.float32), pair.target.device)
+    return one_hot(pair.port.xp, tokens, like)
+
+
 def judge(
     state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, branches: Branches
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[int, ...]]]:
@@ -243,20 +269,28 @@ def judge(
         InputError: the policy accepted more tokens than were drafted, or emits one that there is not.
         NonFiniteError: the target's or the draft's logits hold NaN or infinity.
     """
+    return judged_by(state, pair, policy, proposal, opinions(state, pair, policy, proposal, branches))
+
+
+def judged_by(
+    state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, heard: Opinions
+) -> tuple[tuple[tuple[int, ...], ...], list[tuple[int, ...]]]:
+    """Judge, from what the target says after its constraints; see `judge`."""
     xp, size = pair.port.xp, proposal.tokens.shape[1] + 1
-    logits = branches.logits[:, :size]
-    verdict = policy.rule(xp, proposal.tokens, logits, proposal.q, _uniforms(state, pair, policy, size))
+    uniforms = numbers(state, pair, policy.streams, size)
+    verdict = policy.rule(xp, proposal.tokens, heard.constrained, proposal.q, uniforms)
     columns = [
         proposal.tokens,
         verdict.num_accepted[:, None],
         verdict.next_token[:, None],
-        xp.astype(_finite(xp, logits), proposal.tokens.dtype)[:, None],
+        xp.astype(_finite(xp, heard.logits), proposal.tokens.dtype)[:, None],
     ]
     if proposal.finite is not None:
         columns.append(xp.astype(proposal.finite, proposal.tokens.dtype)[:, None])
     fetched = pair.port.to_numpy(xp.concat(columns, axis=1)).tolist()
     _check_finite(state, pair, [row[size + 1 :] for row in fetched])
     _check_verdict(policy, size, pair.target.spec.vocab_size, [row[size - 1 : size + 1] for row in fetched])
+    heard.check(state, [row[size - 1] for row in fetched])
     drafted = tuple(tuple(row[: size - 1]) for row in fetched)
     return drafted, [(*row[: row[size - 1]], row[size]) for row in fetched]
 
@@ -268,19 +302,6 @@ def _check_verdict(policy: Policy, size: int, vocab_size: int, verdicts: list[li
                 f"row {row}: policy {policy.name!r} accepted {count} of {size - 1} drafted tokens and emits token "
                 f"{token}; expected 0 to {size - 1}, and an id below {vocab_size}"
             )
-
-
-def _uniforms(state: DecodeState, pair: Pair, policy: Policy, size: int) -> Mapping[str, Array]:
-    """Return [R, B] numbers for each stream that the policy names."""
-    made = {}
-    for name in policy.streams:
-        stream = rng.Stream[name.upper()]
-        rows = []
-        for seed, tokens in zip(state.seed, state.tokens, strict=True):
-            first = len(tokens) if stream is rng.Stream.TARGET else state.step << 32
-            rows.append(rng.uniforms(seed, stream, first + np.arange(size)))
-        made[name] = pair.port.asarray(np.stack(rows), pair.target.device)
-    return made
 
 
 def _finite(xp: Any, logits: Array) -> Array:
@@ -313,10 +334,13 @@ def _absorbed(state: DecodeState, pair: Pair) -> Cache | None:
     )
 
 
-def _drafted(state: DecodeState, pair: Pair, size: int, cache: Cache) -> Proposal:
+def _drafted(state: DecodeState, pair: Pair, policy: Policy, size: int, cache: Cache) -> Proposal:
     assert pair.draft is not None
     xp, masks = pair.port.xp, np.full((len(state.tokens), size - 1), pair.draft.spec.mask_token_id)
     block = xp.concat([_anchors(state, pair), pair.port.asarray(masks, pair.target.device)], axis=1)
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
-    tokens = xp.astype(xp.argmax(logits, axis=-1), block.dtype)
-    return Proposal(tokens, draft_cache=cache, logits=logits, finite=_finite(xp, logits))
+    tokens, q = policy.drafting.rule(xp, logits, numbers(state, pair, policy.drafting.streams, size - 1))
+    tokens = xp.astype(tokens, block.dtype)
+    if q is None or not policy.needs_q:
+        q = certain(pair, policy, tokens)
+    return Proposal(tokens, q=q, draft_cache=cache, logits=logits, finite=_finite(xp, logits))

@@ -31,6 +31,7 @@ FEW = ("--max-new-tokens", "12")
 KEYS = [
     "text", "tokens", "prompt_tokens", "finish_reason", "steps", "num_accepted", "tau", "ttft_s", "tpot_s",
     "tokens_per_s", "pair", "port", "dtype", "device", "block_size", "width", "seed",
+    "policy",
 ]  # fmt: skip
 NOTHING = {
     "tokens_identical": None, "logits_identical": None, "baseline_tokens_per_s": None, "speedup": None,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_fn import errors
-from dflash_fn.rng import Stream, philox, uniforms
+from dflash_fn.rng import Stream, philox, uniforms, words
 
 KNOWN_ANSWERS = {  # Random123's kat_vectors, philox4x32 of 10 rounds: counter, key, block
     "zeros": ("00000000 " * 4, "00000000 " * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -19,7 +19,7 @@ CERTAINTY = 20.0
 """Bounds below are crossed by a fair generator with a probability of at most 2 e**-20, four in a billion."""
 
 
-def words(text: str) -> np.ndarray:
+def hexes(text: str) -> np.ndarray:
     return np.array([int(word, 16) for word in text.split()], dtype=np.uint64)
 
 
@@ -36,7 +36,7 @@ def reference(counter: list[int], key: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("name", KNOWN_ANSWERS)
 def test_known_answers(name: str) -> None:
-    counter, key, block = (words(text) for text in KNOWN_ANSWERS[name])
+    counter, key, block = (hexes(text) for text in KNOWN_ANSWERS[name])
     assert philox(counter[None], key).tolist() == [block.tolist()]
     assert reference(counter.tolist(), key.tolist()) == block.tolist()
 
@@ -66,7 +66,8 @@ def test_a_number_is_53_bits_of_its_block(seed: int, stream: Stream, counter: in
 
 
 def test_streams_keep_their_numbers() -> None:
-    assert {stream.name: int(stream) for stream in Stream} == {"TARGET": 0, "DRAFT": 1, "ACCEPT": 2, "RECOVER": 3}
+    numbers = {"TARGET": 0, "DRAFT": 1, "ACCEPT": 2, "RECOVER": 3, "NOISE": 4}
+    assert {stream.name: int(stream) for stream in Stream} == numbers
     drawn = np.stack([uniforms(3, stream, np.arange(100)) for stream in Stream])
     assert len(np.unique(drawn)) == drawn.size
 
@@ -76,6 +77,14 @@ def test_a_seed_out_of_range(seed: int) -> None:
     with pytest.raises(errors.InputError) as caught:
         uniforms(seed, Stream.TARGET, np.arange(2))
     assert str(caught.value) == f"seed: got {seed}, expected an integer from 0 to 2**64 - 1"
+
+
+@pytest.mark.parametrize("seed", [0, 77, 2**64 - 1])
+def test_words_are_the_upper_bits_of_a_block(seed: int) -> None:
+    block = reference([9, 3, 4, 0], [seed % 2**32, seed >> 32])
+    found = words(seed, Stream.NOISE, np.array([3 << 32 | 9]))
+    assert found.dtype == np.int64
+    assert found.tolist() == [[block[0] >> 1, block[1] >> 1]]
 
 
 def test_no_counters_give_no_numbers() -> None:

@@ -12,6 +12,7 @@ from dflash_fn.metrics import Summary, summarize
 from dflash_fn.text import TextStream, feed, flush
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import DecodeState, Pair, StepInfo
 
 __all__ = ["Answer", "Write", "decode_answer", "digests_of", "extended", "opened", "silent"]
@@ -111,6 +112,7 @@ def decode_answer(
     continues: bool = False,
     digests: bool = False,
     stop_token_ids: tuple[int, ...] | None = None,
+    policy: Policy | None = None,
 ) -> Answer:
     """Decode until the row stops or the user presses Ctrl-C, which keeps what there is.
 
@@ -124,13 +126,21 @@ def decode_answer(
         continues: whether the text goes on from the prompt's, or starts anew as a chat's answer does.
         digests: whether to keep a digest of each emitted token's logits.
         stop_token_ids: see `dflash_fn.rounds`.
+        policy: see `dflash_fn.rounds`.
     """
     from dflash_fn import rounds
 
     stream = TextStream(pair.tokenizer)
     if continues:
         stream, _ = feed(stream, state.tokens[0])
-    steps = rounds(state, pair, max_new_tokens=max_new_tokens, block_size=block_size, stop_token_ids=stop_token_ids)
+    steps = rounds(
+        state,
+        pair,
+        policy=policy,
+        max_new_tokens=max_new_tokens,
+        block_size=block_size,
+        stop_token_ids=stop_token_ids,
+    )
     done: list[_Done] = []
     interrupted = False
     try:

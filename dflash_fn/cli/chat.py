@@ -15,10 +15,12 @@ from dflash_fn.cli import exits, render, saved, stdin, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, extended, opened
 from dflash_fn.cli.options import Options, check_options, read_prompt
 from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
+from dflash_fn.cli.policy import policy_of
 from dflash_fn.errors import InputError
 from dflash_fn.text import Message, chat_prompt, next_turn
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import DecodeState, Pair
 
 __all__ = ["chat"]
@@ -50,6 +52,7 @@ class Setup:
         raw: whether there is no chat template to follow.
         block_size: B.
         width: W of a new state.
+        policy: what is kept of a block.
     """
 
     options: Options
@@ -57,6 +60,7 @@ class Setup:
     raw: bool
     block_size: int
     width: int
+    policy: Policy
 
 
 def chat(options: Options) -> None:
@@ -71,6 +75,7 @@ def chat(options: Options) -> None:
         DflashError: of any kind but those.
     """
     check_options(options)
+    policy_of(options.policy)
     stdin.source()
     load = saved.pair_of(options)
     first = read_prompt(options.prompt) if options.prompt is not None else None
@@ -98,13 +103,13 @@ def _welcome(setup: Setup) -> None:
 
 
 def _begun(options: Options, pair: Pair) -> tuple[Setup, Conversation]:
-    raw = options.raw or pair.tokenizer.chat_template is None
+    raw, policy = options.raw or pair.tokenizer.chat_template is None, policy_of(options.policy)
     block_size, width = block_and_width(options, pair)
     if options.resume is None:
-        return Setup(options, pair, raw, block_size, width), Conversation()
+        return Setup(options, pair, raw, block_size, width, policy), Conversation()
     state, _ = saved.resumed(options, pair)
     block_size = saved.block_size(options, pair, state)
-    return Setup(options, pair, raw, block_size, state.width), Conversation(state, saved.past(state, pair))
+    return Setup(options, pair, raw, block_size, state.width, policy), Conversation(state, saved.past(state, pair))
 
 
 def _turn(setup: Setup, so_far: Conversation, line: str) -> Conversation:
@@ -124,6 +129,7 @@ def _turn(setup: Setup, so_far: Conversation, line: str) -> Conversation:
             seconds=seconds,
             write=write,
             continues=setup.raw,
+            policy=setup.policy,
         )
     terminal.console().print(render.turn_line(answer))
     saved.save(options, answer.state, pair)

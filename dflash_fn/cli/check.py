@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_fn.cli.answer import Answer, decode_answer, opened
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import DecodeState, Pair
 
 __all__ = ["INTERRUPTED", "Check", "NotChecked", "check_against_plain", "compare", "nothing_to_check", "warm_up"]
@@ -64,11 +65,11 @@ def nothing_to_check(answer: Answer, *, block_size: int) -> NotChecked | None:
     return None
 
 
-def warm_up(state: DecodeState, pair: Pair, *, block_size: int) -> None:
+def warm_up(state: DecodeState, pair: Pair, *, block_size: int, policy: Policy | None = None) -> None:
     """Decode a little and drop it (states are values), so that what only a first step costs is in neither figure."""
     from dflash_fn import decode
 
-    decode(state, pair, max_new_tokens=block_size + 1, block_size=block_size)
+    decode(state, pair, policy=policy, max_new_tokens=block_size + 1, block_size=block_size)
 
 
 def check_against_plain(
@@ -78,6 +79,7 @@ def check_against_plain(
     *,
     max_new_tokens: int,
     stop_token_ids: tuple[int, ...] | None = None,
+    policy: Policy | None = None,
 ) -> Check:
     """Decode without the draft and compare.
 
@@ -94,6 +96,7 @@ def check_against_plain(
         seconds=seconds,
         digests=True,
         stop_token_ids=stop_token_ids,
+        policy=policy,
     )
     if baseline.interrupted:
         raise KeyboardInterrupt

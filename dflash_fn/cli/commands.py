@@ -9,6 +9,7 @@ import typer
 from dflash_fn import __version__
 from dflash_fn.cli import exits
 from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
+from dflash_fn.cli.policy import PolicyOptions
 
 __all__ = ["app"]
 
@@ -45,6 +46,15 @@ Width = Annotated[
 Budget = Annotated[int, typer.Option("--max-new-tokens", metavar="N", help="Budget of an answer.")]
 Raw = Annotated[bool, typer.Option("--raw", help="No chat template, even if there is one.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Names every random number. [default: 0]")]
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="NAME", help="What is kept of a block: a name, or module:attribute.")
+]
+Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 is greedy. [default: 0]")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample from the K most probable tokens.")]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Sample from those that make up P.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", metavar="P", help="Sample from those P times as probable as the best.")
+]
 
 trace = typer.Typer(
     help="Golden traces: record what every step of a decode saw and made, and hold another port against it.",
@@ -84,6 +94,11 @@ def generate(
     max_new_tokens: Budget = 128,
     raw: Raw = False,
     seed: Seed = None,
+    policy: PolicyName = "match",
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     check: Annotated[bool, typer.Option("--check", help="Decode without the draft too, and compare.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Answer one line after another; /quit ends.")] = False,
     save_state: Annotated[
@@ -102,8 +117,9 @@ def generate(
     """
     load = PairOptions(pair, target, draft, port, dtype, device)
     options = Options(
-        load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume
-    )
+        load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume,
+        PolicyOptions(policy, temperature, top_k, top_p, min_p),
+    )  # fmt: skip
     if chat:
         from dflash_fn.cli.chat import chat as command
     else:

@@ -12,9 +12,11 @@ from dflash_fn.cli.answer import Answer, Write, decode_answer, opened, silent
 from dflash_fn.cli.check import INTERRUPTED, Check, NotChecked, check_against_plain, nothing_to_check, warm_up
 from dflash_fn.cli.options import Options, check_options, read_prompt
 from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
+from dflash_fn.cli.policy import policy_of
 from dflash_fn.text import chat_prompt
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import DecodeState, Pair
 
 __all__ = ["generate"]
@@ -47,6 +49,7 @@ def generate(options: Options) -> None:
         DflashError: of any kind.
     """
     check_options(options)
+    policy = policy_of(options.policy, check=options.check)
     load = saved.pair_of(options)
     text = read_prompt(options.prompt) if options.prompt is not None else None
     pair = open_pair(load, needs_draft=asks_for_draft(options))
@@ -54,11 +57,11 @@ def generate(options: Options) -> None:
     with terminal.note("reading the prompt"):
         begun = _begun(options, pair, text or "", raw) if options.resume is None else _resumed(options, pair, text, raw)
         if options.check:
-            warm_up(begun.state, pair, block_size=begun.block_size)
-    answer = _answered(options, pair, begun)
-    check = _checked(options, pair, begun, answer) if options.check else None
+            warm_up(begun.state, pair, block_size=begun.block_size, policy=policy)
+    answer = _answered(options, pair, policy, begun)
+    check = _checked(options, pair, policy, begun, answer) if options.check else None
     if options.json:
-        report.print_object(report.answer_object(pair, answer, block_size=begun.block_size, check=check))
+        report.print_object(report.answer_object(pair, answer, policy, block_size=begun.block_size, check=check))
     elif check:
         terminal.console().print(render.check_lines(check, len(answer.tokens)))
     saved.save(options, answer.state, pair)
@@ -82,17 +85,17 @@ def _resumed(options: Options, pair: Pair, text: str | None, raw: bool) -> Begun
     return Begun(state, seconds, shown, raw or text is None, saved.block_size(options, pair, state))
 
 
-def _answered(options: Options, pair: Pair, begun: Begun) -> Answer:
+def _answered(options: Options, pair: Pair, policy: Policy, begun: Begun) -> Answer:
     if options.json:
-        return _decoded(options, pair, begun, silent)
+        return _decoded(options, pair, policy, begun, silent)
     with terminal.whole_lines() as write:
         write(begun.shown, dim=True)
-        answer = _decoded(options, pair, begun, write)
+        answer = _decoded(options, pair, policy, begun, write)
     render.show_answer(terminal.console(), answer, drafts=pair.draft is not None)
     return answer
 
 
-def _decoded(options: Options, pair: Pair, begun: Begun, write: Write) -> Answer:
+def _decoded(options: Options, pair: Pair, policy: Policy, begun: Begun, write: Write) -> Answer:
     return decode_answer(
         begun.state,
         pair,
@@ -102,15 +105,16 @@ def _decoded(options: Options, pair: Pair, begun: Begun, write: Write) -> Answer
         write=write,
         continues=begun.continues,
         digests=options.check,
+        policy=policy,
     )
 
 
-def _checked(options: Options, pair: Pair, begun: Begun, answer: Answer) -> Check | NotChecked:
+def _checked(options: Options, pair: Pair, policy: Policy, begun: Begun, answer: Answer) -> Check | NotChecked:
     if nothing := nothing_to_check(answer, block_size=begun.block_size):
         return nothing
     prompt = list(begun.state.tokens[0])
     try:
         with terminal.note("decoding without the draft"):
-            return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens)
+            return check_against_plain(pair, prompt, answer, max_new_tokens=options.max_new_tokens, policy=policy)
     except KeyboardInterrupt:
         return NotChecked(INTERRUPTED)

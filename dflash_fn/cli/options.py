@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_fn.cli import stdin
+from dflash_fn.cli.policy import PolicyOptions
 from dflash_fn.errors import InputError
 
 __all__ = ["DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
@@ -58,6 +59,7 @@ class Options:
     seed: int | None = None
     save_state: str | None = None
     resume: str | None = None
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
 
     @property
     def first_seed(self) -> int:

@@ -11,6 +11,7 @@ from dflash_fn.cli.answer import Answer
 from dflash_fn.cli.check import Check, NotChecked
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import Pair
 
 __all__ = ["answer_object", "check_object", "print_object"]
@@ -22,7 +23,7 @@ def print_object(value: dict[str, Any]) -> None:
 
 
 def answer_object(
-    pair: Pair, answer: Answer, *, block_size: int, check: Check | NotChecked | None = None
+    pair: Pair, answer: Answer, policy: Policy, *, block_size: int, check: Check | NotChecked | None = None
 ) -> dict[str, Any]:
     """Return what `generate --json` prints.
 
@@ -49,6 +50,7 @@ def answer_object(
         "block_size": block_size,
         "width": answer.state.width,
         "seed": answer.state.seed[0],
+        "policy": policy.name,
     }
     if check:
         value["check"] = check_object(check)

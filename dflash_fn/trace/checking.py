@@ -12,7 +12,7 @@ from dflash_fn import errors
 from dflash_fn.policies import Policy, match
 from dflash_fn.records import Array, Branches, DecodeState, Pair, Proposal, StopReason
 from dflash_fn.state_io import fingerprint_of
-from dflash_fn.steps import Room, cut, judge, select, verify
+from dflash_fn.steps import Room, certain, cut, judge, select, verify
 from dflash_fn.trace.bounds import bounds_of
 from dflash_fn.trace.comparing import Place
 from dflash_fn.trace.looking import Look, heard_by, look, prefilled, view_start
@@ -99,11 +99,11 @@ def _replay(trace: Trace, pair: Pair, policy: Policy) -> Iterator[Deviation]:
     yield from compare_start(trace.start, view_start(state, pair, features), bounds)
     for step, rows in enumerate(trace.steps):
         size = max(len(row.block) for row in rows if row)
-        seen = look(state, pair, block_size=size)
-        forced = replace(seen.proposal, tokens=_blocks(pair, rows, size))
+        seen = look(state, pair, policy=policy, block_size=size)
+        forced = _forced(trace, pair, policy, seen.proposal, _blocks(pair, rows, size))
         branches = verify(state, pair, forced)
         found = _found(state, pair, policy, seen, forced, branches, size)
-        yield from compare_rows(step, rows, found, bounds, free=not trace.proposer, draws=bool(policy.streams))
+        yield from compare_rows(step, rows, found, bounds, free=not trace.proposer, policy=policy)
         yield from _cuts(trace, pair, state, step, rows)
         if found.problem:
             yield Deviation("finite", step, 0, None, None, math.nan, 0.0, found.problem)
@@ -118,6 +118,12 @@ def _blocks(pair: Pair, rows: tuple[RowStep | None, ...], size: int) -> Array:
     """Return the recorded drafted tokens [R, B - 1]; zeros in rows that had stopped."""
     drafted = [row.block[1:] if row else (0,) * (size - 1) for row in rows]
     return pair.port.asarray(np.array(drafted, dtype=np.int64).reshape(len(rows), size - 1), pair.target.device)
+
+
+def _forced(trace: Trace, pair: Pair, policy: Policy, asked: Proposal, tokens: Array) -> Proposal:
+    """Return what the draft was asked for with the recorded tokens in it, and the q that they were drawn from."""
+    drawn = policy.drafting.streams and not trace.proposer
+    return replace(asked, tokens=tokens, q=asked.q if drawn else certain(pair, policy, tokens))
 
 
 def _found(

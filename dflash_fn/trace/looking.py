@@ -40,10 +40,10 @@ class Look:
     proposal: Proposal
 
 
-def look(state: DecodeState, pair: Pair, *, block_size: int, proposer: Proposer | None = None) -> Look:
+def look(state: DecodeState, pair: Pair, *, policy: Policy, block_size: int, proposer: Proposer | None = None) -> Look:
     """Propose, and keep what can be seen of it."""
     port, pending = pair.port, state.context_features
-    proposal = propose(state, pair, block_size=block_size, proposer=proposer)
+    proposal = propose(state, pair, policy=policy, block_size=block_size, proposer=proposer)
     rows, slots = proposal.tokens.shape
     return Look(
         features=row_bits(port, pending.values, pending.counts) if pending else None,

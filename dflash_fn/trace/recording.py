@@ -65,7 +65,7 @@ def record(
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
     begun = _unfinished(state, pair, policy, size, max_new_tokens, stop_ids)
     steps = []
-    seen = _lasting(look(state, pair, block_size=size, proposer=proposer))
+    seen = _lasting(look(state, pair, policy=policy, block_size=size, proposer=proposer))
     for after, info in rounds(
         state,
         pair,
@@ -78,7 +78,7 @@ def record(
         steps.append(_rows(state, after, pair, policy, seen, info, top_k))
         state = after
         if not all(state.stop):
-            seen = _lasting(look(state, pair, block_size=size, proposer=proposer))
+            seen = _lasting(look(state, pair, policy=policy, block_size=size, proposer=proposer))
     return state, replace(begun, proposer=proposer is not None, steps=tuple(steps))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dflash_fn.container import Bits
+from dflash_fn.policies import Policy
 from dflash_fn.trace.bounds import UNIFORM, Bounds
 from dflash_fn.trace.choices import compare_choice, compare_logits
 from dflash_fn.trace.comparing import Place, compare_cache, compare_features, compare_summaries
@@ -27,7 +28,7 @@ class Found:
         seen: what `propose` made.
         drafted: the draft's own tokens, B - 1 a row.
         logits: [B, V] of the target, after the recorded block's tokens.
-        uniforms: [R, B] by stream.
+        uniforms: [R, B] by stream; [R, B, 2] for `noise`.
         kept: the verdict's tokens; None where logits were not finite.
         problem: what was wrong with them.
     """
@@ -52,7 +53,7 @@ def compare_start(recorded: Sequence[RowStart], found: Sequence[RowStart], bound
 
 
 def compare_rows(
-    step: int, rows: Sequence[RowStep | None], found: Found, bounds: Bounds, *, free: bool, draws: bool
+    step: int, rows: Sequence[RowStep | None], found: Found, bounds: Bounds, *, free: bool, policy: Policy
 ) -> Iterator[Deviation]:
     """Compare a step's rows up to the verdict.
 
@@ -62,7 +63,7 @@ def compare_rows(
         found: what the replay made.
         bounds: of the pair.
         free: whether the draft was asked, so that its tokens can be expected to be the recorded ones.
-        draws: whether the policy reads uniforms, so that logits alone do not tell a near tie.
+        policy: where its rule or its drafting reads random numbers, logits alone do not tell a near tie.
     """
     for index, row in enumerate(rows):
         if row:
@@ -70,13 +71,13 @@ def compare_rows(
             yield at.exact("anchor", row.block[0], found.anchors[index])
             yield from _reading(at, row, found.seen, index, bounds)
             if free and len(found.drafted[index]) == len(row.block) - 1:
-                yield from _drafting(at, row, found, index, bounds)
+                yield from _drafting(at, row, found, index, bounds, draws=bool(policy.drafting.streams))
             yield from compare_logits(
                 at, "target_logits", row.target_logits, found.logits[index], bounds.target_logits, first_slot=0
             )
             yield from _uniforms(at, row, found.uniforms, index)
             if found.kept:
-                yield _verdict(at, row, found.kept[index], found.logits[index], bounds, draws=draws)
+                yield _verdict(at, row, found.kept[index], found.logits[index], bounds, draws=bool(policy.streams))
 
 
 def compare_ends(
@@ -95,13 +96,14 @@ def _reading(at: Place, row: RowStep, seen: Look, index: int, bounds: Bounds) ->
     yield from compare_cache(at, "draft_cache", row.draft_cache, cache, bounds.draft_cache)
 
 
-def _drafting(at: Place, row: RowStep, found: Found, index: int, bounds: Bounds) -> Iterator[Deviation]:
+def _drafting(at: Place, row: RowStep, found: Found, index: int, bounds: Bounds, *, draws: bool) -> Iterator[Deviation]:
     logits, drafted = found.seen.draft_logits, tuple(found.drafted[index])
     if logits is None:
         return
     yield from compare_logits(at, "draft_logits", row.draft_logits, logits[index], bounds.draft_logits, first_slot=1)
-    if drafted == row.block[1:]:
+    if draws or drafted == row.block[1:]:
         yield at.exact("drafted", row.block[1:], drafted)
+        return
     for slot, tokens in enumerate(zip(row.block[1:], drafted, strict=True)):
         if tokens[0] != tokens[1]:
             yield compare_choice(

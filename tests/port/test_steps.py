@@ -127,9 +127,9 @@ def test_uniforms_are_named_by_position_or_by_step_and_slot(pair: Pair) -> None:
     for before, info, drawn in zip(found.states, found.infos, seen, strict=False):
         slots = np.arange(info.block_size)
         for row, (seed, ids) in enumerate(zip(before.seed, before.tokens, strict=True)):
-            by_step = (before.step << 32) + slots
+            by_block = (len(ids) << 32) + slots
             named = {"target": (Stream.TARGET, len(ids) + slots)}
-            named |= {"accept": (Stream.ACCEPT, by_step), "recover": (Stream.RECOVER, by_step)}
+            named |= {"accept": (Stream.ACCEPT, by_block), "recover": (Stream.RECOVER, by_block)}
             assert drawn.keys() == named.keys()
             for name, (stream, counters) in named.items():
                 values = drawn[name]
