@@ -44,7 +44,7 @@ class Sampling:
     Source:
         The order and the comparisons are those of transformers' warpers. They differ in ties at the end of top-p alone,
         where theirs keep as many as a sort happens to put first. mlx-lm keeps such ties, as we do; it cuts its top-k
-        at k exactly, and applies the temperature last (see docs/explanation/sampling.md).
+        at k exactly, and applies the temperature last (see docs/explanation/laws-and-couplings.md).
 
     Example:
         >>> str(Sampling(0.7, top_p=0.9))

@@ -15,7 +15,8 @@ from tests.helpers.run_blocks import python_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = sorted({*ROOT.glob("docs/tutorial*.md"), *ROOT.glob("docs/tutorial*/**/*.md")})
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in TUTORIALS)]
+HOW_TO = ["docs/how-to/a-policy-in-ten-lines.md", "docs/how-to/constrain-the-text.md"]
+PAGES = ["README.md", *HOW_TO, *(str(path.relative_to(ROOT)) for path in TUTORIALS)]
 MODULES = [module.name for module in read_modules(ROOT) if not module.name.endswith("__main__")]
 
 SOUND = {

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 import dflash_fn
-from dflash_fn import match, zoo
+from dflash_fn import errors, match, zoo
 from dflash_fn.draws import draw, noise, race, total
+from dflash_fn.policies import Policy, token_rejection
 from dflash_fn.port import Port
 from dflash_fn.rng import Stream, uniforms, words
-from dflash_fn.sampling import Sampling, weights
+from dflash_fn.sampling import Sampling, probabilities, weights
+from tests.helpers import proposers
 from tests.helpers.fixtures import DTYPES, need_dtype
 from tests.helpers.runs import decode_plainly, differing, fetch, run
-from tests.helpers.tiny import without_draft
+from tests.helpers.tiny import Checkpoints, DraftDesign, without_draft
 from tests.helpers.verdicts import KINDS, some_blocks, verdicts
 
 SAMPLINGS = [Sampling(0.7), Sampling(1.0, top_k=20, top_p=0.9, min_p=0.01)]
@@ -118,6 +120,49 @@ def test_seeds_and_positions_make_different_texts(port: Port) -> None:
     found = run(state, pair, max_new_tokens=12, policy=match(Sampling(1.0)))
     assert found.emitted[0] == found.emitted[1]
     assert len(set(found.emitted)) == 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=5)], ids=str)
+def test_q_is_what_the_tokens_were_drawn_from(port: Port, checkpoints: Checkpoints, sampling: Sampling) -> None:
+    """Soft where the draft draws; 1 at the token where it takes its argmax or a proposer was asked; or None."""
+    pair = checkpoints.pair(port, DraftDesign())
+    state = dflash_fn.decode(dflash_fn.prefill(pair, [5, 9, 2]), pair, max_new_tokens=1, stop_token_ids=())
+    policy = token_rejection(sampling)
+    asked = dflash_fn.propose(state, pair, policy=policy)
+    tokens, q = port.to_numpy(asked.tokens), port.to_numpy(asked.q)
+    own = np.take_along_axis(q, tokens[..., None].astype(np.int64), axis=-1)
+    assert np.allclose(q.sum(axis=-1), 1, atol=1e-6)
+    assert (own > 0).all()
+    assert (own == 1).all() == (sampling == Sampling())
+    if sampling != Sampling():
+        law = probabilities(np, port.to_numpy(asked.logits), sampling)
+        assert np.allclose(q, law, rtol=1e-5, atol=0)
+    given = dflash_fn.propose(state, pair, policy=policy, proposer=proposers.at_random(1))
+    tokens, q = port.to_numpy(given.tokens), port.to_numpy(given.q)
+    assert np.array_equal(q, np.eye(48, dtype=np.float32)[tokens])
+    assert port.to_numpy(dflash_fn.propose(state, pair, policy=policy, block_size=1).q).shape == (1, 0, 48)
+    assert dflash_fn.propose(state, pair).q is None
+
+
+@pytest.mark.parametrize("kind", ["token_rejection", "block_verification", "cut"])
+def test_decoding_with_rules_that_need_q(port: Port, checkpoints: Checkpoints, kind: str) -> None:
+    """One seed, one text; other seeds, other texts; the same in two rows as alone where bits are."""
+    pair = checkpoints.pair(port, DraftDesign())
+    policy = KINDS[kind]
+    state = dflash_fn.prefill(pair, [[5, 9, 2], [5, 9, 2], [7, 1]], seed=[1, 2, 1], exact_rows=True)
+    found = run(state, pair, max_new_tokens=10, policy=policy)
+    assert run(state, pair, max_new_tokens=10, policy=policy).emitted == found.emitted
+    assert found.emitted[0] != found.emitted[1]
+    alone = dflash_fn.prefill(pair, [7, 1], seed=1)
+    assert run(alone, pair, max_new_tokens=10, policy=policy).emitted[0] == found.emitted[2]
+
+
+def test_a_stream_that_there_is_not(port: Port, checkpoints: Checkpoints) -> None:
+    pair = checkpoints.pair(port, DraftDesign())
+    policy = Policy("odd", match().rule, lossless=True, streams=("dice",))
+    message = "stream: got 'dice', expected one of: target, draft, accept, recover, noise"
+    with pytest.raises(errors.InputError, match=message):
+        dflash_fn.decode(dflash_fn.prefill(pair, [1]), pair, policy=policy)
 
 
 @pytest.mark.real_model
