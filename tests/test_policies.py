@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -106,8 +106,11 @@ def test_a_token_of_probability_0_is_not_kept_whatever_q_says(kind: str) -> None
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: match(noise="white"), "match: got noise 'white', expected 'inverse' or 'gumbel'"),
-        (lambda: match(drafts="good"), "match: got drafts 'good', expected 'shared', 'independent' or 'argmax'"),
+        (lambda: match(noise=cast("Any", "white")), "match: got noise 'white', expected 'inverse' or 'gumbel'"),
+        (
+            lambda: match(drafts=cast("Any", "good")),
+            "match: got drafts 'good', expected 'shared', 'independent' or 'argmax'",
+        ),
         (lambda: typical(Sampling()), "typical: got temperature 0, where p has no entropy; give a temperature, or use"),
         (lambda: typical(epsilon=1.0), "typical: got epsilon 1.0 and delta 1.0, expected 0 < epsilon < 1, delta > 0"),
         (lambda: relaxed(top_k=0), "relaxed: got top_k 0 and delta 0.6, expected 1 or more, and from 0 to 1"),
