@@ -16,8 +16,11 @@ from dflash_fn.records import Array
 __all__ = ["draw", "first_reaching", "noise", "one_hot", "race", "token_ids", "total", "tree", "wide"]
 
 MASK = 0xFFFFFFFF
-MULTIPLIERS = tuple(word - (word >> 31 << 32) for word in (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB))
-"""Three odd words, as signed numbers: then no product of one with 32 bits leaves 64, and none need wrap around."""
+SPREAD, FIRST, SECOND = (word - (word >> 31 << 32) for word in (0x9E3779B1, 0x7FEB352D, 0x846CA68B))
+"""Odd words, as signed numbers: no product of one with 32 bits and no sum with 31 more leaves 64, so none wraps."""
+
+BELOW_1 = 2.0**-32 * (1 - 2.0**-24)
+"""What a word is multiplied by: in float32 the largest words round up to 2 ** 32, and must not become 1."""
 
 
 def wide(xp: Any, x: Array) -> Array:
@@ -27,7 +30,7 @@ def wide(xp: Any, x: Array) -> Array:
 
 def token_ids(xp: Any, like: Array) -> Array:
     """Return [V], the numbers from 0 to V - 1, on the device of `like` [R, n, V]."""
-    return xp.cumulative_sum(xp.astype(xp.ones_like(like[0, 0]), xp.int32), axis=0) - 1
+    return xp.cumulative_sum(xp.astype(xp.ones_like(like[0, 0, :]), xp.int32), axis=0) - 1
 
 
 def one_hot(xp: Any, tokens: Array, like: Array) -> Array:
@@ -132,8 +135,12 @@ def race(xp: Any, weights: Array, words: Array) -> Array:
 def noise(xp: Any, like: Array, words: Array) -> Array:
     """Return a number in (0, 1) a token, a function of (seed, position, token id) that all ports compute alike.
 
-    Two words of Philox stand for seed and position; a hash of 32 bits mixes the token id with them. All of it is exact
-    integer arithmetic, for torch has no product of unsigned words. Numbers are (h + 1/2) / 2**32 in the weights' type.
+        b = id * SPREAD,  x = b ^ words[0]
+        x ^= x >> 16,  x = x * FIRST + words[1],  x ^= x >> 15,  x = x * SECOND,  x ^= x >> 16    (all modulo 2**32)
+        noise = (x + 1/2) / 2**32 * (1 - 2**-24)
+
+    Two words of Philox stand for seed and position, so a hash that is much cheaper will do for the token id. All of it
+    is exact integer arithmetic in 64 bits, for torch has no product of unsigned words.
 
     Args:
         xp: the port's array namespace.
@@ -141,19 +148,12 @@ def noise(xp: Any, like: Array, words: Array) -> Array:
         words: as `race` takes them.
 
     Source:
-        Wellons 2018, "Prospecting for hash functions", `triple32` (shifts 17, 11, 15, 14), with the second word
-        added after the first round.
+        Wellons 2018, "Prospecting for hash functions", `lowbias32`; the second word is ours.
     """
     ids, words = xp.astype(token_ids(xp, like), xp.int64), xp.astype(words, xp.int64)
-    h = _mixed(ids[None, None, :] ^ words[:, :, 0:1], 17, MULTIPLIERS[0])
-    h = _mixed((h + words[:, :, 1:2]) & MASK, 11, MULTIPLIERS[1])
-    h = _mixed(h, 15, MULTIPLIERS[2])
-    h = h ^ (h >> 14)
-    dtype = wide(xp, like[:, :1, :1]).dtype
-    made = (xp.astype(h, dtype) + 0.5) * 2.0**-32
-    # the largest words round up to 1, whose clock would never ring; below it float32 has 1 - 2**-24
-    return xp.where(made < 1.0, made, xp.ones_like(made) - 2.0**-24)
-
-
-def _mixed(x: Array, shift: int, multiplier: int) -> Array:
-    return ((x ^ (x >> shift)) * multiplier) & MASK
+    base, first = (ids * SPREAD) & MASK, words[:, :, 0:1]
+    # the first shift is taken of both parts before they meet, where it is cheap: it distributes over ^
+    x = (base ^ (base >> 16))[None, None, :] ^ (first ^ (first >> 16))
+    x = (x * FIRST + words[:, :, 1:2]) & MASK
+    x = ((x ^ (x >> 15)) * SECOND) & MASK
+    return (xp.astype(x ^ (x >> 16), wide(xp, like[:, :1, :1]).dtype) + 0.5) * BELOW_1

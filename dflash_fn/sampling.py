@@ -44,7 +44,7 @@ class Sampling:
     Source:
         The order and the comparisons are those of transformers' warpers. They differ in ties at the end of top-p alone,
         where theirs keep as many as a sort happens to put first. mlx-lm keeps such ties, as we do; it cuts its top-k
-        at k exactly, and applies the temperature last (see docs/explanation/sampling.md).
+        at k exactly, and applies the temperature last (see docs/explanation/laws-and-couplings.md).
 
     Example:
         >>> str(Sampling(0.7, top_p=0.9))
@@ -111,13 +111,13 @@ def weights(xp: Any, logits: Array, sampling: Sampling) -> Array:
     if sampling.temperature == 0:
         return one_hot(xp, xp.argmax(x, axis=-1), x)
     # the largest is taken off first, so that no temperature can make infinity of it
-    scaled = (x - xp.max(x, axis=-1, keepdims=True)) / sampling.temperature
+    scaled = (x - xp.max(x, axis=-1, keepdims=True)) / float(sampling.temperature)
     made = xp.exp(scaled)
     lowest = _lowest(xp, scaled, sampling)
     if lowest is not None:
         made = xp.where(scaled >= lowest, made, xp.zeros_like(made))
     if sampling.min_p:
-        made = xp.where(made >= sampling.min_p, made, xp.zeros_like(made))
+        made = xp.where(made >= float(sampling.min_p), made, xp.zeros_like(made))
     return made
 
 
@@ -130,7 +130,7 @@ def probabilities(xp: Any, logits: Array, sampling: Sampling) -> Array:
 def _lowest(xp: Any, scaled: Array, sampling: Sampling) -> Array | None:
     """Return [R, n, 1], the smallest value that top-k and top-p keep; None where neither is asked for."""
     top_k = min(sampling.top_k or scaled.shape[-1], scaled.shape[-1])
-    top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    top_p = 1.0 if sampling.top_p is None else float(sampling.top_p)
     if top_k == scaled.shape[-1] and top_p == 1.0:
         return None
     falling = -xp.sort(-scaled, axis=-1)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import dflash_fn
 from dflash_fn.policies import budget, confidence_cut, match
+from dflash_fn.policies.match import Noise
 from dflash_fn.port import Port
 from dflash_fn.sampling import Sampling
 from tests.helpers.runs import decode_plainly, differing, run
@@ -20,10 +21,10 @@ SAMPLINGS = st.builds(
     top_p=st.none() | st.floats(0.1, 1.0),
     min_p=st.none() | st.floats(0.0, 0.5),
 )
-NOISES = st.sampled_from(["inverse", "gumbel"])
+NOISES: st.SearchStrategy[Noise] = st.sampled_from(["inverse", "gumbel"])
 
 
-@settings(max_examples=max(1, settings.default.max_examples // 3))  # two decodes each, and on jax every design compiles
+@settings(max_examples=max(1, settings().max_examples // 3))  # two decodes each, and on jax every design compiles
 @given(data=st.data())
 def test_p07_text_and_bits_are_those_of_no_draft(port: Port, checkpoints: Checkpoints, data: st.DataObject) -> None:
     """P07: with the match rule, any sampling, any draft however it draws, any proposal, any block size."""

@@ -45,7 +45,7 @@ def answer(*args: Any) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("name", ["match", "match-gumbel"])
+@pytest.mark.parametrize("name", ["match", "match-inverse"])
 def test_check_holds_at_any_temperature(name: str) -> None:
     found = answer("--policy", name, "--temperature", 0.9, "--top-p", 0.95, "--top-k", 200, "--seed", 5, "--check")
     assert found["check"]["tokens_identical"]
@@ -82,7 +82,7 @@ def test_a_policy_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "policy_of_mine:wrong": "got str, expected a dflash_fn.Policy",
         "policy_of_mine:gone": "module 'policy_of_mine' has nothing called 'gone'",
         "policy_of_nobody:gone": "there is no module 'policy_of_nobody' on Python's path",
-        "best": "policy: got 'best', expected one of: match, match-gumbel, token_rejection",
+        "best": "policy: got 'best', expected one of: match, match-inverse, token_rejection",
     }
     for name, message in problems.items():
         result = invoke("--policy", name)

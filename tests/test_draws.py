@@ -63,24 +63,53 @@ def test_sums_do_not_depend_on_neighbours() -> None:
 
 
 def plain_hash(token: int, first: int, second: int) -> int:
-    """triple32 with a word before and after its first round, in Python's integers."""
-    h = token ^ first
-    h = (h ^ h >> 17) * 0xED5AD4BB % 2**32
-    h = (h + second) % 2**32
-    h = (h ^ h >> 11) * 0xAC4C1B51 % 2**32
-    h = (h ^ h >> 15) * 0x31848BAB % 2**32
-    return h ^ h >> 14
+    """The docstring's lines, in Python's integers."""
+    x = token * 0x9E3779B1 % 2**32 ^ first
+    x ^= x >> 16
+    x = (x * 0x7FEB352D + second) % 2**32
+    x ^= x >> 15
+    x = x * 0x846CA68B % 2**32
+    return x ^ x >> 16
 
 
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 5), (2**64 - 1, 2**31)])
 def test_noise_is_the_hash_of_seed_position_and_token(seed: int, position: int) -> None:
     keys = words(seed, Stream.NOISE, np.array([position]))
     found = noise(np, np.zeros((1, 1, 300)), keys[None])[0, 0]
-    expected = [(plain_hash(token, *keys[0].tolist()) + 0.5) / 2**32 for token in range(300)]
+    expected = [(plain_hash(token, *keys[0].tolist()) + 0.5) * (2.0**-32 * (1 - 2.0**-24)) for token in range(300)]
     assert found.tolist() == expected
 
 
-VECTORS = {(0, 0): [], (1, 5): [], (2**64 - 1, 1000): []}
+VECTORS = {
+    (0, 0): ["679891bf", "a4800b25", "f985d86b", "d1618fb5"],
+    (1, 5): ["e229268d", "a5bbb66f", "a27bc561", "f39bdbdd"],
+    (2**64 - 1, 1000): ["9177035a", "6359bfa8", "1dc3eb00", "b7cb7706"],
+}
+"""(seed, position): the words of tokens 0, 1, 2 and 100000."""
+
+
+@pytest.mark.parametrize("key", VECTORS)
+def test_vectors_of_the_noise(key: tuple[int, int]) -> None:
+    """They are part of what a seed means, and never change."""
+    seed, position = key
+    keys = words(seed, Stream.NOISE, np.array([position]))
+    found = noise(np, np.zeros((1, 1, 100001)), keys[None])[0, 0, [0, 1, 2, 100000]]
+    assert [f"{int(number / (2.0**-32 * (1 - 2.0**-24))):08x}" for number in found] == VECTORS[key]
+
+
+def test_every_bit_of_the_word_counts() -> None:
+    """Flipping one bit of the position's first word, or taking the next token, turns half of the noise's bits."""
+    keys = words(1, Stream.NOISE, np.arange(200))[:, None]
+
+    def bits(keys: np.ndarray) -> np.ndarray:
+        made = (noise(np, np.zeros((200, 1, 64)), keys)[:, 0] / (2.0**-32 * (1 - 2.0**-24))).astype(np.int64)
+        return made[:, :, None] >> np.arange(32) & 1
+
+    before = bits(keys)
+    turned = [bits(keys ^ (np.array([1, 0]) << place)) != before for place in range(31)]
+    for changed in (*turned, before[:, 1:] != before[:, :-1]):
+        assert abs(changed.mean() - 0.5) < 0.02
+        assert (np.abs(changed.mean(axis=(0, 1)) - 0.5) < 0.05).all()
 
 
 def test_the_largest_word_does_not_round_to_1() -> None:

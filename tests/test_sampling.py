@@ -113,6 +113,13 @@ def test_what_is_banned_stays_out_and_no_temperature_overflows() -> None:
         assert np.isfinite(made).all()
 
 
+def test_numbers_of_numpy_widen_nothing() -> None:
+    sampling = Sampling(np.float64(0.7), None, np.float64(0.9), np.float64(0.1))
+    found = weights(np, some_logits(), sampling)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, weights(np, some_logits(), Sampling(0.7, None, 0.9, 0.1)))
+
+
 def test_half_precision_is_widened_first() -> None:
     logits = np.array([[[10.0, 9.99, 0.0]]], dtype=np.float16)
     assert weights(np, logits, Sampling(0.5)).dtype == np.float32

@@ -16,9 +16,11 @@ pytest.importorskip("torch")
 
 import dflash_fn
 from dflash_fn import container, errors
+from dflash_fn.constraints import presence
 from dflash_fn.container import Bits
-from dflash_fn.policies import Policy, match
+from dflash_fn.policies import Policy, block_verification, confidence_cut, constrained, match
 from dflash_fn.records import Pair, StopReason, Verdict
+from dflash_fn.sampling import Sampling
 from dflash_fn.trace import RowStep, Trace, check_trace, read_trace, record, write_trace
 from dflash_fn.trace.choices import compare_choice
 from dflash_fn.trace.comparing import Place
@@ -204,6 +206,22 @@ def test_uniforms_are_kept_and_compared(pair: Pair) -> None:
     wrong = edited(trace, 1, 0, uniforms={**row.uniforms, "accept": row.uniforms["accept"] + 0.25})
     assert_first(check_trace(wrong, pair, policy=drawing()).first, "uniforms.accept", 1, 0)
     assert_first(check_trace(trace, pair, policy=drawing(-1.0)).first, "verdict", 0, None)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        match(Sampling(0.9)),
+        match(Sampling(0.9), noise="inverse", drafts="independent"),
+        block_verification(Sampling(1.0)),
+        confidence_cut(match(), 0.5),
+        constrained(match(Sampling(1.0)), presence(0.5)),
+    ],
+    ids=lambda policy: policy.name,
+)
+def test_policies_that_draw_can_be_recorded(pair: Pair, policy: Policy) -> None:
+    trace = recorded(pair, policy=policy)
+    assert check_trace(trace, pair, policy=policy).bits_identical
 
 
 def test_the_policy_must_be_the_one_of_the_trace(pair: Pair, trace: Trace) -> None:

@@ -49,7 +49,7 @@ def block_verification(sampling: Sampling = GREEDY) -> Policy:
         later = [xp.max(passed[:, i:], axis=-1, keepdims=True) for i in range(drafted.shape[1])]
         none = xp.zeros_like(xp.astype(c[:, :1], drafted.dtype))
         num_accepted = xp.sum(xp.concat([none, *later], axis=1), axis=1, dtype=drafted.dtype)
-        weighed = xp.concat([c[:, :-1, None] * p[:, :-1], p[:, -1:]], axis=1)
+        weighed = xp.concat([c[:, :-1, None] * p[:, :-1, :], p[:, -1:, :]], axis=1)
         return recovered(xp, num_accepted, weighed, q, uniforms["recover"])
 
     return Policy(
@@ -75,8 +75,11 @@ def carried(xp: Any, drafted: Array, p: Array, q: Array) -> tuple[Array, Array]:
         capped = xp.where(up > 0, one, xp.zeros_like(up))
         c.append(xp.where(below, up / xp.where(below, own_q[:, i : i + 1], one), capped))
     carry = xp.concat(c, axis=1)
-    gain = carry[:, :-1, None] * p[:, :-1] - q
+    if drafted.shape[1] == 0:
+        return carry, own_p
+    inner = carry[:, 1:-1]
+    gain = inner[:, :, None] * p[:, 1 : drafted.shape[1], :] - q[:, 1:, :]
     mass = total(xp, xp.where(gain > 0, gain, xp.zeros_like(gain)))[:, :, 0]
-    slack = mass + (1.0 - carry[:, :-1])
+    slack = mass + (1.0 - inner)
     h = xp.where(slack > 0, mass / xp.where(slack > 0, slack, xp.ones_like(slack)), xp.ones_like(slack))
-    return carry, xp.concat([h[:, 1:], carry[:, -1:]], axis=1)[:, : drafted.shape[1]]
+    return carry, xp.concat([h, carry[:, -1:]], axis=1)

@@ -17,12 +17,12 @@ def leading(xp: Any, kept: Array, like: Array) -> Array:
 def at_slot(xp: Any, values: Array, slot: Array) -> Array:
     """Return values[r, slot[r]] for values [R, n] or [R, n, V] and slot [R]."""
     index = slot[:, None] if values.ndim == 2 else slot[:, None, None]
-    return xp.take_along_axis(values, index, axis=1)[:, 0]
+    return xp.take_along_axis(values, index, axis=1)[:, 0, ...]
 
 
 def at_tokens(xp: Any, values: Array, tokens: Array) -> Array:
     """Return values[r, i, tokens[r, i]] [R, n], for values [R, n or more, V] and tokens [R, n]."""
-    return xp.take_along_axis(values[:, : tokens.shape[1]], tokens[:, :, None], axis=-1)[:, :, 0]
+    return xp.take_along_axis(values[:, : tokens.shape[1], :], tokens[:, :, None], axis=-1)[:, :, 0]
 
 
 def judged(xp: Any, drafted: Array, kept: Array, choice: Array) -> Verdict:

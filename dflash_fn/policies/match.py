@@ -32,7 +32,7 @@ def greedy_match(xp: Any, drafted: Array, logits: Array, q: Array | None, unifor
     return judged(xp, drafted, drafted == choice[:, :-1], choice)
 
 
-def match(sampling: Sampling = GREEDY, *, noise: Noise = "inverse", drafts: Drafts = "shared") -> Policy:
+def match(sampling: Sampling = GREEDY, *, noise: Noise = "gumbel", drafts: Drafts = "shared") -> Policy:
     """Return the match policy: what is emitted is, token for token, what the target alone would emit.
 
         choice[i] ~ p[i], drawn with the numbers of its position;  keep while drafted[i] = choice[i];  emit choice
@@ -42,8 +42,8 @@ def match(sampling: Sampling = GREEDY, *, noise: Noise = "inverse", drafts: Draf
 
     Args:
         sampling: what makes p of the target's logits, and q of the draft's.
-        noise: how a choice is drawn. Gumbel-max costs a hash a token of the vocabulary; with shared drafts it gives the
-            higher tau.
+        noise: how a choice is drawn. With shared drafts Gumbel-max has the higher tau, and no coupling of draws that
+            do not know each other has a better bound; it costs a hash for every token of the vocabulary.
         drafts: how the draft guesses the choice.
 
     Raises:

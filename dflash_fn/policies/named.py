@@ -20,7 +20,7 @@ __all__ = ["POLICIES", "named"]
 
 POLICIES: dict[str, Callable[[Sampling], Policy]] = {
     "match": match,
-    "match-gumbel": partial(match, noise="gumbel"),
+    "match-inverse": partial(match, noise="inverse"),
     "token_rejection": token_rejection,
     "block_verification": block_verification,
     "typical": typical,

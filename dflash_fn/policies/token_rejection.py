@@ -67,7 +67,7 @@ def recovered(xp: Any, num_accepted: Array, p: Array, q: Array, u: Array) -> Ver
         q: [R, B - 1, V].
         u: [R, B], of which the slot's is used.
     """
-    q = xp.concat([q, xp.zeros_like(p[:, :1])], axis=1)
+    q = xp.concat([q, xp.zeros_like(p[:, :1, :])], axis=1)
     p_there, q_there = at_slot(xp, p, num_accepted), at_slot(xp, q, num_accepted)
     residual = xp.where(p_there > q_there, p_there - q_there, xp.zeros_like(p_there))
     residual = xp.where(total(xp, residual) > 0, residual, p_there)

@@ -87,8 +87,8 @@ def _shortened(
     uniforms: Mapping[str, Array],
 ) -> Verdict:
     """Ask a policy about the first `size` drafted tokens, as if no others had been."""
-    numbers = {name: values[:, : size + 1] for name, values in uniforms.items()}
-    return policy.rule(xp, drafted[:, :size], logits[:, : size + 1], None if q is None else q[:, :size], numbers)
+    numbers = {name: values[:, : size + 1, ...] for name, values in uniforms.items()}
+    return policy.rule(xp, drafted[:, :size], logits[:, : size + 1, :], None if q is None else q[:, :size, :], numbers)
 
 
 def _with_confidence(drafting: Drafting, sampling: Sampling) -> Drafting:

@@ -13,6 +13,7 @@ from dflash_fn.policies import Policy, match
 from dflash_fn.records import Array, Branches, DecodeState, Pair, Proposal, StopReason
 from dflash_fn.state_io import fingerprint_of
 from dflash_fn.steps import Room, certain, cut, judge, select, verify
+from dflash_fn.streams import numbers
 from dflash_fn.trace.bounds import bounds_of
 from dflash_fn.trace.comparing import Place
 from dflash_fn.trace.looking import Look, heard_by, look, prefilled, view_start
@@ -100,7 +101,7 @@ def _replay(trace: Trace, pair: Pair, policy: Policy) -> Iterator[Deviation]:
     for step, rows in enumerate(trace.steps):
         size = max(len(row.block) for row in rows if row)
         seen = look(state, pair, policy=policy, block_size=size)
-        forced = _forced(trace, pair, policy, seen.proposal, _blocks(pair, rows, size))
+        forced = _forced(state, trace, pair, policy, seen.proposal, _blocks(pair, rows, size))
         branches = verify(state, pair, forced)
         found = _found(state, pair, policy, seen, forced, branches, size)
         yield from compare_rows(step, rows, found, bounds, free=not trace.proposer, policy=policy)
@@ -120,10 +121,13 @@ def _blocks(pair: Pair, rows: tuple[RowStep | None, ...], size: int) -> Array:
     return pair.port.asarray(np.array(drafted, dtype=np.int64).reshape(len(rows), size - 1), pair.target.device)
 
 
-def _forced(trace: Trace, pair: Pair, policy: Policy, asked: Proposal, tokens: Array) -> Proposal:
+def _forced(state: DecodeState, trace: Trace, pair: Pair, policy: Policy, asked: Proposal, tokens: Array) -> Proposal:
     """Return what the draft was asked for with the recorded tokens in it, and the q that they were drawn from."""
-    drawn = policy.drafting.streams and not trace.proposer
-    return replace(asked, tokens=tokens, q=asked.q if drawn else certain(pair, policy, tokens))
+    q = None
+    if policy.needs_q and asked.logits is not None and not trace.proposer:
+        drawn = numbers(state, pair, policy.drafting.streams, tokens.shape[1])
+        _, q = policy.drafting.rule(pair.port.xp, asked.logits, drawn)
+    return replace(asked, tokens=tokens, q=certain(pair, policy, tokens) if q is None else q)
 
 
 def _found(

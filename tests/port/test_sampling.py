@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import dflash_fn
-from dflash_fn import match, policies
+from dflash_fn import errors, match, zoo
 from dflash_fn.draws import draw, noise, race, total
-from dflash_fn.policies import Policy
+from dflash_fn.policies import Policy, token_rejection
 from dflash_fn.port import Port
 from dflash_fn.rng import Stream, uniforms, words
-from dflash_fn.sampling import Sampling, weights
+from dflash_fn.sampling import Sampling, probabilities, weights
+from tests.helpers import proposers
 from tests.helpers.fixtures import DTYPES, need_dtype
-from tests.helpers.runs import fetch, run
+from tests.helpers.runs import decode_plainly, differing, fetch, run
+from tests.helpers.tiny import Checkpoints, DraftDesign, without_draft
+from tests.helpers.verdicts import KINDS, some_blocks, verdicts
 
 SAMPLINGS = [Sampling(0.7), Sampling(1.0, top_k=20, top_p=0.9, min_p=0.01)]
 
@@ -65,60 +70,21 @@ def test_noise_is_the_same_on_every_port(port: Port) -> None:
     assert found.tobytes() == noise(np, like, keys).tobytes()
 
 
-KINDS = {
-    "greedy": match(),
-    "inverse": match(Sampling(0.8)),
-    "gumbel": match(Sampling(0.8, top_p=0.9), noise="gumbel"),
-    "token_rejection": policies.token_rejection(Sampling(1.0)),
-    "block_verification": policies.block_verification(Sampling(1.0)),
-    "typical": policies.typical(Sampling(1.0)),
-    "relaxed": policies.relaxed(top_k=3),
-    "forced": policies.forced(2),
-    "budget": policies.budget(policies.block_verification(Sampling(1.0)), 2),
-    "cut": policies.confidence_cut(policies.token_rejection(Sampling(1.0)), 0.3),
-}
-
-
-def some_blocks(rows: int, size: int, vocab: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng([rows, size, vocab])
-    logits = rng.normal(size=(rows, size, vocab)).astype(np.float32) * 2
-    near = np.exp(logits[:, :-1] + rng.normal(size=(rows, size - 1, vocab)).astype(np.float32))
-    slots = np.arange(rows * size).reshape(rows, size)
-    return {
-        "drafted": logits[:, :-1].argmax(axis=-1) if size > 1 else np.zeros((rows, 0), dtype=np.int64),
-        "logits": logits,
-        "q": (near / near.sum(axis=-1, keepdims=True)).astype(np.float32),
-        "target": uniforms(2, Stream.TARGET, slots.ravel()).reshape(rows, size),
-        "accept": uniforms(2, Stream.ACCEPT, slots.ravel()).reshape(rows, size),
-        "recover": uniforms(2, Stream.RECOVER, slots.ravel()).reshape(rows, size),
-        "noise": words(2, Stream.NOISE, slots.ravel()).reshape(rows, size, 2),
-    }
-
-
-def verdicts(
-    policy: Policy, port: Port | None, blocks: dict[str, np.ndarray], dtype: str = "float32"
-) -> list[list[int]]:
-    given = {name: values if port is None else handed(port, values, dtype) for name, values in blocks.items()}
-    numbers = {name: given[name] for name in policy.streams}
-    q = given["q"] if policy.needs_q else None
-    made = policy.rule(np if port is None else port.xp, given["drafted"], given["logits"], q, numbers)
-    arrays = (made.num_accepted, made.next_token)
-    return [(np.asarray(array) if port is None else port.to_numpy(array)).tolist() for array in arrays]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_policies_say_what_they_say_on_numpy(port: Port, kind: str, size: int) -> None:
     """Uniforms that fall between two libraries' roundings would be a matter of luck; these do not."""
     blocks = some_blocks(40, size, 11)
-    assert verdicts(KINDS[kind], port, blocks) == verdicts(KINDS[kind], None, blocks)
+    given = {name: handed(port, values) for name, values in blocks.items()}
+    assert verdicts(KINDS[kind], port.xp, given, port.to_numpy) == verdicts(KINDS[kind], np, blocks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_policies_take_half_precision(port: Port, kind: str, dtype: str) -> None:
     need_dtype(port, dtype)
-    counts, tokens = verdicts(KINDS[kind], port, some_blocks(40, 3, 11), dtype)
+    given = {name: handed(port, values, dtype) for name, values in some_blocks(40, 3, 11).items()}
+    counts, tokens = verdicts(KINDS[kind], port.xp, given, port.to_numpy)
     assert set(counts) <= {0, 1, 2}
     assert set(tokens) <= set(range(11))
 
@@ -127,7 +93,7 @@ def test_policies_take_half_precision(port: Port, kind: str, dtype: str) -> None
 
 TEXTS = {
     "inverse": [338, 521, 575, 60, 18, 1250, 1967, 9, 18, 17, 10, 427, 222, 18, 289, 260],
-    "gumbel": [1448, 45, 1568, 546, 48, 1394, 365, 64, 38, 46, 852, 54, 45, 42, 1257, 54],
+    "gumbel": [487, 66, 86, 91, 1078, 1907, 320, 261, 310, 698, 453, 14, 555, 84, 275, 310],
 }
 """What tiny-code says after PROMPT at temperature 0.9 from seed 3: the same on every port, since no choice is near."""
 
@@ -145,7 +111,7 @@ def test_p07_one_text_from_one_seed(port: Port, kind: str) -> None:
         found = run(state, pair, max_new_tokens=12, policy=made, block_size=size)
         assert list(found.emitted[0]) == TEXTS[kind][:12], (size, drafts)
         taus.append(12 / len(found.infos))
-    assert max(taus) > 1.1
+    assert max(taus) > 1.05
 
 
 def test_seeds_and_positions_make_different_texts(port: Port) -> None:
@@ -154,3 +120,68 @@ def test_seeds_and_positions_make_different_texts(port: Port) -> None:
     found = run(state, pair, max_new_tokens=12, policy=match(Sampling(1.0)))
     assert found.emitted[0] == found.emitted[1]
     assert len(set(found.emitted)) == 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=5)], ids=str)
+def test_q_is_what_the_tokens_were_drawn_from(port: Port, checkpoints: Checkpoints, sampling: Sampling) -> None:
+    """Soft where the draft draws; 1 at the token where it takes its argmax or a proposer was asked; or None."""
+    pair = checkpoints.pair(port, DraftDesign())
+    state = dflash_fn.decode(dflash_fn.prefill(pair, [5, 9, 2]), pair, max_new_tokens=1, stop_token_ids=())
+    policy = token_rejection(sampling)
+    asked = dflash_fn.propose(state, pair, policy=policy)
+    tokens, q = port.to_numpy(asked.tokens), port.to_numpy(asked.q)
+    own = np.take_along_axis(q, tokens[..., None].astype(np.int64), axis=-1)
+    assert np.allclose(q.sum(axis=-1), 1, atol=1e-6)
+    assert (own > 0).all()
+    assert (own == 1).all() == (sampling == Sampling())
+    if sampling != Sampling():
+        law = probabilities(np, port.to_numpy(asked.logits), sampling)
+        assert np.allclose(q, law, rtol=1e-5, atol=0)
+    given = dflash_fn.propose(state, pair, policy=policy, proposer=proposers.at_random(1))
+    tokens, q = port.to_numpy(given.tokens), port.to_numpy(given.q)
+    assert np.array_equal(q, np.eye(48, dtype=np.float32)[tokens])
+    assert port.to_numpy(dflash_fn.propose(state, pair, policy=policy, block_size=1).q).shape == (1, 0, 48)
+    assert dflash_fn.propose(state, pair).q is None
+
+
+@pytest.mark.parametrize("kind", ["token_rejection", "block_verification", "cut"])
+def test_decoding_with_rules_that_need_q(port: Port, checkpoints: Checkpoints, kind: str) -> None:
+    """One seed, one text; other seeds, other texts; the same in two rows as alone where bits are."""
+    pair = checkpoints.pair(port, DraftDesign())
+    policy = KINDS[kind]
+    state = dflash_fn.prefill(pair, [[5, 9, 2], [5, 9, 2], [7, 1]], seed=[1, 2, 1], exact_rows=True)
+    found = run(state, pair, max_new_tokens=10, policy=policy)
+    assert run(state, pair, max_new_tokens=10, policy=policy).emitted == found.emitted
+    assert found.emitted[0] != found.emitted[1]
+    alone = dflash_fn.prefill(pair, [7, 1], seed=1)
+    assert run(alone, pair, max_new_tokens=10, policy=policy).emitted[0] == found.emitted[2]
+
+
+def test_a_stream_that_there_is_not(port: Port, checkpoints: Checkpoints) -> None:
+    pair = checkpoints.pair(port, DraftDesign())
+    policy = Policy("odd", match().rule, lossless=True, streams=("dice",))
+    message = "stream: got 'dice', expected one of: target, draft, accept, recover, noise"
+    with pytest.raises(errors.InputError, match=message):
+        dflash_fn.decode(dflash_fn.prefill(pair, [1]), pair, policy=policy)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.9), Sampling(1.0)], ids=str)
+def test_p07_on_smollm2(port: Port, shared: Path, dtype: str, sampling: Sampling) -> None:
+    """P07: with a trained draft, block sizes 1 to 16."""
+    need_dtype(port, dtype)
+    target = zoo.fetch("smollm2-135m").target
+    pair = dflash_fn.load_pair(target, shared / "drafts" / "smollm2-135m-starter", port=port, dtype=dtype)
+    state = dflash_fn.prefill(pair, "def fibonacci(n):", seed=2, width=16)
+    policy = match(sampling)
+    plain = decode_plainly(
+        dflash_fn.prefill(without_draft(pair), "def fibonacci(n):", seed=2, width=16),
+        without_draft(pair),
+        24,
+        policy=policy,
+    )
+    for size in (2, 4, 8, 16):
+        found = run(state, pair, max_new_tokens=24, policy=policy, block_size=size)
+        assert found.emitted == plain.emitted
+        assert differing(found.logits[0], plain.logits[0]) == []
