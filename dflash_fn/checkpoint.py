@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from dflash_fn import errors
 from dflash_fn.config import DecoderSpec
 
-__all__ = ["Reader", "check_bits", "check_format", "read_folder", "text_part"]
+__all__ = ["Reader", "centered_norms", "check_bits", "check_format", "read_folder", "text_part"]
 
 log = logging.getLogger("dflash_fn")
 
@@ -117,6 +117,18 @@ def read_folder(
         except damage as error:
             raise errors.CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from None
     return tensors
+
+
+def centered_norms(tensors: Mapping[str, Any]) -> bool:
+    """Whether a qwen3_5 checkpoint holds the norms' weights less 1, as transformers does; mlx-lm has added it.
+
+    They tell apart by the convolutions, [channels, 1, kernel] there and [channels, kernel, 1] here, or, where there
+    are none, by their names.
+    """
+    convolutions = [tensor for name, tensor in tensors.items() if name.endswith("conv1d.weight")]
+    if convolutions:
+        return all(tensor.shape[-1] != 1 for tensor in convolutions)
+    return not any(name.startswith("language_model.") for name in tensors)
 
 
 def text_part(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
