@@ -141,7 +141,7 @@ def text_part(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
             continue
         prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
         kept[PREFIXES.get(prefix, "") + key.removeprefix(prefix)] = tensor
-    for what, count in left.items():
+    for what, count in sorted(left.items()):
         log.info("%s: %d tensors of %s are not read: only the text part is run", name, count, what)
     return kept
 

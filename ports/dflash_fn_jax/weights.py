@@ -47,18 +47,18 @@ class JaxReader(Reader[Array]):
         return Norm(self.exact(name, size) + (1.0 if self.centered else 0.0), self.eps)
 
 
-def open_reader(source: Source, spec: DecoderSpec, dtype: str) -> JaxReader:
-    """Open a folder's tensors.
+def open_reader(source: Source, dtype: str, *, eps: float, hybrid: bool = False) -> JaxReader:
+    """Open a folder's tensors; of a hybrid, those of its text part, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
     """
     assert source.folder is not None
     tensors = read_folder(source.folder, _read_file, (SafetensorError, OSError))
-    wide, hybrid = "float64" if dtype == "float64" else "float32", spec.family == "qwen3_5"
+    wide = "float64" if dtype == "float64" else "float32"
     centered = centered_norms(tensors) if hybrid else None
     known = text_part(source.name, tensors) if hybrid else tensors
-    return JaxReader(source.name, known, lambda x: own(x, dtype), True, wide=wide, centered=centered, eps=spec.norm_eps)
+    return JaxReader(source.name, known, lambda x: own(x, dtype), True, wide=wide, centered=centered, eps=eps)
 
 
 def _read_file(file: Path) -> dict[str, np.ndarray]:
@@ -74,7 +74,7 @@ def read_target(source: Source, spec: TargetSpec, dtype: str) -> TargetWeights:
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
     with scope(dtype):
-        reader = open_reader(source, spec, dtype)
+        reader = open_reader(source, dtype, eps=spec.norm_eps, hybrid=spec.family == "qwen3_5")
         embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         layers = tuple(
             _read_delta_net(reader, spec, f"model.layers.{i}")
@@ -100,7 +100,7 @@ def read_draft(source: Source, spec: DraftSpec, dtype: str) -> DraftWeights:
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
     with scope(dtype):
-        reader = open_reader(source, spec, dtype)
+        reader = open_reader(source, dtype, eps=spec.norm_eps)
         fuse = Projection(reader.take("fc.weight", hidden, taps * hidden))
         context_norm = Norm(reader.take("hidden_norm.weight", hidden), spec.norm_eps)
         layers = tuple(_read_layer(reader, spec, f"layers.{i}") for i in range(spec.num_layers))

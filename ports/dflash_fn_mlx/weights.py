@@ -46,14 +46,14 @@ class MlxReader(Reader[Any]):
         return self.exact(name, size) + (1.0 if self.centered else 0.0)
 
 
-def open_reader(source: Source, spec: DecoderSpec, dtype: mx.Dtype, bits: int | None = None) -> MlxReader:
+def open_reader(source: Source, dtype: mx.Dtype, bits: int | None = None, *, hybrid: bool = False) -> MlxReader:
     """Open a source's tensors; a model in memory is used in place.
 
     Args:
         source: what to read.
-        spec: the model's.
         dtype: of what is handed out; words of quantised matrices stay words.
         bits: to round matrices to; None leaves them as they are.
+        hybrid: whether only the text part is to be there, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that mlx cannot read.
@@ -67,7 +67,6 @@ def open_reader(source: Source, spec: DecoderSpec, dtype: mx.Dtype, bits: int | 
         x = x.astype(dtype) if mx.issubdtype(x.dtype, mx.floating) else x
         return x if bits is None or x.ndim == 1 else quantize(x, bits)
 
-    hybrid = spec.family == "qwen3_5"
     centered = centered_norms(tensors) if hybrid else None
     known = text_part(source.name, tensors) if hybrid else tensors
     return MlxReader(source.name, known, convert, joins=source.obj is None, centered=centered)
@@ -93,7 +92,7 @@ def read_target(source: Source, spec: TargetSpec, dtype: mx.Dtype) -> TargetWeig
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
-    reader = open_reader(source, spec, dtype)
+    reader = open_reader(source, dtype, hybrid=spec.family == "qwen3_5")
     embedding = take_matrix(reader, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
     layers = tuple(_read_layer(reader, spec, i, f"model.layers.{i}") for i in range(spec.num_layers))
     norm = reader.norm("model.norm.weight", spec.hidden_size)
@@ -115,7 +114,7 @@ def read_draft(source: Source, spec: DraftSpec, dtype: mx.Dtype, bits: int | Non
         InputError: the matrices cannot be rounded so.
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
-    reader = open_reader(source, spec, dtype, bits)
+    reader = open_reader(source, dtype, bits)
     fuse = Projection((take_matrix(reader, "fc", hidden, taps * hidden),))
     context_norm = reader.take("hidden_norm.weight", hidden)
     layers = tuple(_read_layer(reader, spec, i, f"layers.{i}") for i in range(spec.num_layers))

@@ -44,11 +44,11 @@ class TorchReader(Reader[Tensor]):
         return self.exact(name, size) + (1.0 if self.centered else 0.0)
 
 
-def open_reader(source: Source, spec: DecoderSpec, dtype: torch.dtype, device: str) -> TorchReader:
+def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool = False) -> TorchReader:
     """Open a source's tensors.
 
     On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from. A model
-    in memory on an accelerator is used in place.
+    in memory on an accelerator is used in place. Of a hybrid, the text part alone is there, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
@@ -59,7 +59,6 @@ def open_reader(source: Source, spec: DecoderSpec, dtype: torch.dtype, device: s
         assert source.folder is not None
         tensors = read_folder(source.folder, _read_file, (SafetensorError, OSError))
     from_files = source.obj is None
-    hybrid = spec.family == "qwen3_5"
     centered = centered_norms(tensors) if hybrid else None
     # Tensors from files are views of mapped memory, which would change with the file: own weights are copies.
     return TorchReader(
@@ -89,7 +88,7 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
         raise errors.UnsupportedModel(
             f"{source.name}: got head_dim {spec.head_dim}; port torch runs heads whose size is a multiple of 4"
         )
-    reader = open_reader(source, spec, dtype, device)
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
     embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_read_layer(reader, spec, i, f"model.layers.{i}") for i in range(spec.num_layers))
     norm = reader.norm("model.norm.weight", spec.hidden_size)
@@ -109,7 +108,7 @@ def read_draft(source: Source, spec: DraftSpec, dtype: torch.dtype, device: str)
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
-    reader = open_reader(source, spec, dtype, device)
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
     fuse = Projection((pack(reader.take("fc.weight", hidden, taps * hidden)),))
     context_norm = reader.take("hidden_norm.weight", hidden)
     layers = tuple(_read_layer(reader, spec, i, f"layers.{i}") for i in range(spec.num_layers))

@@ -64,14 +64,15 @@ class TargetDesign:
             kinds = ["sliding_attention" if layer % 2 else "full_attention" for layer in range(self.layers)]
             config |= {"layer_types": kinds, "sliding_window": self.window, "use_sliding_window": True}
         if self.family == "qwen3_5":
+            scaling = config.pop("rope_scaling", {"rope_type": "default"})
             config |= {
+                "rope_parameters": {**scaling, "rope_theta": config.pop("rope_theta"), "partial_rotary_factor": 0.5},
                 "full_attention_interval": self.interval,
                 "linear_num_key_heads": self.key_heads,
                 "linear_num_value_heads": self.value_heads,
                 "linear_key_head_dim": self.key_dim,
                 "linear_value_head_dim": self.value_dim,
                 "linear_conv_kernel_dim": self.kernel,
-                "partial_rotary_factor": 0.5,
             }
         return config
 
