@@ -101,9 +101,7 @@ def test_every_state_of_every_layer(name: str, length: int) -> None:
 def stepped(pair: Pair, ids: list[int]) -> Any:
     cache = pair.port.new_cache(pair.target, len(ids))
     for token in ids[:-1]:
-        made = pair.port.target_pass(
-            pair.target, cache, torch.tensor([[token]]), taps=(), head=False, exact_rows=False
-        )
+        made = pair.port.target_pass(pair.target, cache, torch.tensor([[token]]), taps=(), head=False, exact_rows=False)
         cache = pair.port.select(made.family, (1,))
     return cache
 
