@@ -48,7 +48,7 @@ def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool
     """Open a source's tensors.
 
     On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from. A model
-    in memory on an accelerator is used in place. Of a hybrid, the text part alone is there, in the names of text models.
+    in memory on an accelerator is used in place. Of a hybrid, only the text part is there, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
