@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +12,29 @@ from typing import Any, Generic, TypeVar
 from dflash_fn import errors
 from dflash_fn.config import DecoderSpec
 
-__all__ = ["Reader", "check_bits", "check_format", "read_folder"]
+__all__ = ["Reader", "centered_norms", "check_bits", "check_format", "read_folder", "text_part"]
+
+log = logging.getLogger("dflash_fn")
 
 IGNORED = ("rotary_emb.inv_freq",)
 """Endings of tensors that old checkpoints carry and that follow from the config."""
+
+PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""What the text part of a model that also sees is called by transformers and by mlx-lm, and by text models."""
+
+OTHER_PARTS = {
+    "mtp.": "layers that predict further tokens",
+    "model.mtp.": "layers that predict further tokens",
+    "language_model.mtp.": "layers that predict further tokens",
+    "model.visual.": "a vision tower",
+    "visual.": "a vision tower",
+    "vision_tower.": "a vision tower",
+}
+"""Parts of such models that are not run, by the beginnings of their tensors' names."""
 
 Tensor = TypeVar("Tensor")
 
@@ -41,6 +62,10 @@ class Reader(Generic[Tensor]):
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor of exactly this shape, or raise CheckpointError."""
+        return self.convert(self.raw(name, *shape))
+
+    def raw(self, name: str, *shape: int) -> Any:
+        """Return a tensor as `take` does, in the checkpoint's own dtype."""
         if name not in self.tensors:
             raise errors.CheckpointError(f"{self.name}: no tensor {name!r}; the checkpoint does not fit its config")
         self.left.discard(name)
@@ -49,7 +74,7 @@ class Reader(Generic[Tensor]):
             raise errors.CheckpointError(
                 f"{self.name}: tensor {name!r} has shape {list(tensor.shape)}; its config asks for {list(shape)}"
             )
-        return self.convert(tensor)
+        return tensor
 
     def linear(self, name: str, outputs: int, inputs: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
         """Return `name.weight` [outputs, inputs] and `name.bias` [outputs], or None where there is to be no bias."""
@@ -103,6 +128,33 @@ def read_folder(
             owners[name] = file
         tensors.update(found)
     return tensors
+
+
+def centered_norms(tensors: Mapping[str, Any]) -> bool:
+    """Whether a qwen3_5 checkpoint holds the norms' weights less 1, as transformers does; mlx-lm has added it.
+
+    They tell apart by the convolutions, [channels, 1, kernel] there and [channels, kernel, 1] here, or, where there
+    are none, by their names.
+    """
+    convolutions = [tensor for name, tensor in tensors.items() if name.endswith("conv1d.weight")]
+    if convolutions:
+        return all(tensor.shape[-1] != 1 for tensor in convolutions)
+    return not any(name.startswith("language_model.") for name in tensors)
+
+
+def text_part(name: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a checkpoint's text part, named as in text models; log which others there are."""
+    kept, left = {}, Counter()
+    for key, tensor in tensors.items():
+        other = next((what for prefix, what in OTHER_PARTS.items() if key.startswith(prefix)), None)
+        if other is not None:
+            left[other] += 1
+            continue
+        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), "")
+        kept[PREFIXES.get(prefix, "") + key.removeprefix(prefix)] = tensor
+    for what, count in sorted(left.items()):
+        log.info("%s: %d tensors of %s are not read: only the text part is run", name, count, what)
+    return kept
 
 
 def check_format(port: str, name: str, spec: DecoderSpec, *known: str) -> None:

@@ -235,7 +235,15 @@ class Port(Protocol):
         """Fetch what a cache sees, in the layout that all ports share.
 
         Returns:
-            `{layer}.{row}.keys` and `{layer}.{row}.values`, each [length of the row, kv_heads, head_dim].
+            By `{layer}.{row}.{array}`, of the layers that have them:
+
+            * `keys`, `values`: [length of the row, kv_heads, head_dim], of full attention.
+            * `window_keys`, `window_values`: [tokens, kv_heads, head_dim], of a layer that slides: the last
+              `window - 1` tokens of the row, or all of a shorter one.
+            * `conv`: [kernel - 1, channels], what a gated delta net's convolution saw last; zeros before the first
+              token. `recurrent`: [value_heads, key_dim, value_dim], its state, in float32.
+            * `marked_` and one of the last four names: the same at the row's mark, where that is neither 0 nor the
+              row's length.
         """
         ...
 

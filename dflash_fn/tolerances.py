@@ -27,9 +27,16 @@ bfloat16, 2**-11 in float16. Products accumulate in float32 in every dtype, so w
 5.  From a typical error to the largest of many: the largest of a million normal deviates is 5.3 of them, and two
     programs, each with its own error, are sqrt(2) times as far apart as each is from the truth. 5.3 * sqrt(2) < 8.
 
+6.  A gated delta net adds to a state that it shrinks by a factor d a token: the roundings of the last 1 / (1 - d)
+    tokens are still in it, each v of the state, so v * sqrt(1 / (1 - d)) altogether. Heads that forget slowly remember
+    some thousand. A query takes one of key_dim directions out of the state, about 1 / sqrt(key_dim) of it, and the
+    norm after it blows that up, with its error. Together v * sqrt(1024 * key_dim), on top of the sums of 1.
+
 So, relative to the largest magnitude in its row (a token's hidden state, or its logits):
 
-    bound = 8 * sqrt(sublayers) * (5 u + sqrt(K) v)
+    bound = 8 * sqrt(sublayers) * (5 u + sqrt(K) v + sqrt(1024 key_dim) v)
+
+the last term for models with gated delta nets alone.
 
 What this leaves out: layers that answer a small change with a larger one, of which trained models have few and random
 ones with large weights many. The random models of the tests keep products about as large as what goes into them.
@@ -58,6 +65,9 @@ STORED = 5.0
 LARGEST = 8.0
 """From the typical error of one program to the largest difference between two: see 5."""
 
+MEMORY = 1024
+"""Tokens whose roundings are still in a recurrent state: see 6."""
+
 TIE = 2.0
 """Gap between two logits below which two right programs may choose differently, in units of `bound`: one of the two
 logits may be higher by that in one program, and the other lower."""
@@ -75,7 +85,8 @@ def bound(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | No
     """
     depth = spec.num_layers if layers is None else layers
     sublayers = 2 * depth + {"hidden": 0, "logits": 1, "draft_logits": 2}[quantity]
-    return LARGEST * math.sqrt(sublayers) * (STORED * UNIT[dtype] + math.sqrt(longest_sum(spec)) * ACCUMULATION)
+    sums = math.sqrt(longest_sum(spec)) + (math.sqrt(MEMORY * spec.delta.key_dim) if spec.delta else 0.0)
+    return LARGEST * math.sqrt(sublayers) * (STORED * UNIT[dtype] + sums * ACCUMULATION)
 
 
 def longest_sum(spec: DecoderSpec) -> int:

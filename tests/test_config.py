@@ -274,9 +274,13 @@ LLAMA_ERRORS = [
     ({"eos_token_id": [True]}, ConfigError, "target: eos_token_id: got [true], expected a token id"),
     ({"generation_eos_token_id": [-1]}, ConfigError, "target: generation_eos_token_id: got [-1]"),
     ({"layer_types": ["sliding_attention"] * 3}, UnsupportedModel, "supported for llama is full_attention"),
-    ({"model_type": ABSENT}, ConfigError, "target: model_type is missing, expected llama or qwen3"),
+    ({"model_type": ABSENT}, ConfigError, "target: model_type is missing, expected llama or qwen3 or qwen3_5"),
     ({"model_type": "qwen3_moe"}, UnsupportedModel, 'target: model_type: got "qwen3_moe"; supported are llama, qwen3'),
-    ({"model_type": "qwen3_5"}, UnsupportedModel, 'target: model_type: got "qwen3_5"; supported are llama, qwen3'),
+    (
+        {"model_type": "qwen3_5"},
+        UnsupportedModel,
+        "supported for qwen3_5 is Qwen3_5ForCausalLM or Qwen3_5ForConditionalGeneration",
+    ),
     ({"model_type": ["llama"]}, UnsupportedModel, 'target: model_type: got ["llama"]'),
     (
         {"architectures": ["LlamaForCausalLMEagle3"]},

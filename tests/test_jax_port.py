@@ -150,7 +150,7 @@ def test_slots_beyond_the_length_may_hold_anything(pair: Pair) -> None:
     tokens = np.arange(5)[None]
     empty = pair.port.new_cache(pair.target, 8)
     poisoned = tuple(
-        replace(row, keys=[store * np.nan for store in row.keys], values=[store * np.nan for store in row.values])
+        replace(row, held=tuple(replace(one, keys=one.keys * np.nan, values=one.values * np.nan) for one in row.held))
         for row in empty
     )
     made: list[Any] = [

@@ -129,9 +129,11 @@ def _hidden(features: np.ndarray, taps: tuple[int, ...], target: Model[Any]) -> 
 
 
 def _stored(pair: Pair, model: Model[Any], cache: Any, role: str, below: int) -> Iterator[Part]:
-    """Yield keys and values; each is half a sublayer beyond the hidden state that it is made of."""
+    """Yield keys, values and states; each is half a sublayer beyond the hidden state that it is made of."""
     for name, bits in sorted(pair.port.export_cache(cache).items()):
         layer, _, kind = name.split(".")
+        if kind.startswith("marked_"):
+            continue
         values = bits.values
         if bits.dtype == "bfloat16":
             values = (values.astype(np.uint32) << 16).view(np.float32)

@@ -8,10 +8,11 @@ from typing import Any
 
 from dflash_fn import errors
 from dflash_fn.config.fields import Fields, shown
+from dflash_fn.config.hybrid import alternating_kinds, delta_sizes, refuse_hybrid_options
 from dflash_fn.config.rope import parse_rope
 from dflash_fn.config.specs import LayerKind
 
-__all__ = ["FAMILIES", "Family", "architectures", "decoder_values", "is_draft"]
+__all__ = ["FAMILIES", "MODEL_TYPES", "Family", "architectures", "decoder_values", "is_draft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +20,44 @@ class Family:
     """What transformers' config class of a `model_type` fills in for absent keys.
 
     Attributes:
-        architecture: the class that the checkpoints name.
+        architectures: the classes that checkpoints name.
         num_kv_heads: key and value heads; None for as many as query heads.
         head_dim: dimensions of a head; None for `hidden_size` over heads.
         max_context: `max_position_embeddings`.
         eos: ids that end an answer.
         qk_norm: whether queries and keys are normalised; not a key, but what the class does.
+        rotary: share of a head that rotates.
+        kinds: of the layers that it may have.
     """
 
-    architecture: str
+    architectures: tuple[str, ...]
     num_kv_heads: int | None
     head_dim: int | None
     max_context: int
     eos: tuple[int, ...]
     qk_norm: bool
+    rotary: float = 1.0
+    kinds: tuple[LayerKind, ...] = (LayerKind.FULL, LayerKind.SLIDING)
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family("LlamaForCausalLM", None, None, 2048, (2,), qk_norm=False),
-    "qwen3": Family("Qwen3ForCausalLM", 32, 128, 32768, (), qk_norm=True),
+    "llama": Family(("LlamaForCausalLM",), None, None, 2048, (2,), qk_norm=False),
+    "qwen3": Family(("Qwen3ForCausalLM",), 32, 128, 32768, (), qk_norm=True),
+    "qwen3_5": Family(
+        ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        4,
+        256,
+        32768,
+        (),
+        qk_norm=True,
+        rotary=0.25,
+        kinds=(LayerKind.FULL, LayerKind.DELTA),
+    ),
 }
-"""By `model_type`: the families that the decoders run."""
+"""The families that the decoders run."""
+
+MODEL_TYPES: Mapping[str, str] = {name: name for name in FAMILIES} | {"qwen3_5_text": "qwen3_5"}
+"""The family of each `model_type`: Qwen3.5's text part names itself apart from the model that it is a part of."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -67,6 +85,9 @@ def decoder_values(fields: Fields, family: str) -> dict[str, Any]:
     heads, kv_heads, head_dim = head_sizes(fields, FAMILIES[family])
     max_context = fields.integer("max_position_embeddings", FAMILIES[family].max_context)
     kinds, window = layer_kinds(fields, family)
+    hybrid = family == "qwen3_5"
+    if hybrid:
+        refuse_hybrid_options(fields)
     return {
         "family": family,
         "hidden_size": fields.integer("hidden_size"),
@@ -77,7 +98,7 @@ def decoder_values(fields: Fields, family: str) -> dict[str, Any]:
         "vocab_size": fields.integer("vocab_size"),
         "max_context": max_context,
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "rope": parse_rope(fields, head_dim=head_dim, max_context=max_context),
+        "rope": parse_rope(fields, head_dim=head_dim, max_context=max_context, rotary=FAMILIES[family].rotary),
         "layer_kinds": kinds,
         "sliding_window": window,
         "qk_norm": FAMILIES[family].qk_norm,
@@ -85,6 +106,8 @@ def decoder_values(fields: Fields, family: str) -> dict[str, Any]:
         "mlp_bias": fields.flag("mlp_bias", False),
         "dtype": dtype(fields),
         "quantization": quantization(fields),
+        "delta": delta_sizes(fields) if LayerKind.DELTA in kinds else None,
+        "output_gate": hybrid,
     }
 
 
@@ -118,7 +141,8 @@ def head_sizes(fields: Fields, family: Family) -> tuple[int, int, int]:
 
 def layer_kinds(fields: Fields, family: str) -> tuple[tuple[LayerKind, ...], int | None]:
     """Read what mixes tokens in each layer, and the window of those that slide."""
-    kinds = listed_kinds(fields) if fields.has("layer_types") else derived_kinds(fields, family)
+    known = FAMILIES[family].kinds
+    kinds = listed_kinds(fields, known) if fields.has("layer_types") else derived_kinds(fields, family)
     if LayerKind.SLIDING not in kinds:
         return kinds, None
     if family == "llama":
@@ -131,20 +155,22 @@ def layer_kinds(fields: Fields, family: str) -> tuple[tuple[LayerKind, ...], int
     return kinds, fields.integer("sliding_window", QWEN3_WINDOW)
 
 
-def listed_kinds(fields: Fields) -> tuple[LayerKind, ...]:
+def listed_kinds(fields: Fields, known: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
     """Read the kinds that `layer_types` lists."""
     count, names = fields.integer("num_hidden_layers"), fields.sequence("layer_types")
     if len(names) != count:
         raise fields.bad("layer_types", f"{count} entries, as num_hidden_layers says, not {len(names)}")
-    known = [kind.value for kind in LayerKind]
+    words = [kind.value for kind in known]
     for layer, kind in enumerate(names):
-        if kind not in known:
-            raise fields.unsupported("layer_types", f"layer {layer} is {shown(kind)}, supported are {', '.join(known)}")
+        if kind not in words:
+            raise fields.unsupported("layer_types", f"layer {layer} is {shown(kind)}, supported are {', '.join(words)}")
     return tuple(LayerKind(kind) for kind in names)
 
 
 def derived_kinds(fields: Fields, family: str) -> tuple[LayerKind, ...]:
-    """Apply Qwen3's rule where `layer_types` is absent: from layer `max_window_layers` on they slide."""
+    """Apply a family's rule where `layer_types` is absent; Qwen3's layers slide from `max_window_layers` on."""
+    if LayerKind.DELTA in FAMILIES[family].kinds:
+        return alternating_kinds(fields)
     count = fields.integer("num_hidden_layers")
     window_given = "sliding_window" not in fields.values or fields.has("sliding_window")
     if family == "llama" or not fields.flag("use_sliding_window", False) or not window_given:

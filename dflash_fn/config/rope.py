@@ -21,7 +21,7 @@ TABLES = ("rope_parameters", "rope_scaling")
 """What transformers 5 writes, and what transformers 4 wrote."""
 
 
-def parse_rope(fields: Fields, *, head_dim: int, max_context: int) -> RopeSpec:
+def parse_rope(fields: Fields, *, head_dim: int, max_context: int, rotary: float = 1.0) -> RopeSpec:
     """Read the rotary embedding of a config, whichever style it is written in.
 
     A base inside `rope_parameters` or `rope_scaling` counts before `rope_theta` beside them, and 10000 only where
@@ -29,8 +29,9 @@ def parse_rope(fields: Fields, *, head_dim: int, max_context: int) -> RopeSpec:
 
     Args:
         fields: the whole config.
-        head_dim: dimensions of a head, all of which rotate.
+        head_dim: dimensions of a head.
         max_context: what stands in for an absent `original_max_position_embeddings`, as in transformers.
+        rotary: share of a head that rotates where no key says so; families with 1.0 have no other share.
 
     Raises:
         ConfigError: a value that makes no sense, or two keys that contradict each other.
@@ -41,7 +42,8 @@ def parse_rope(fields: Fields, *, head_dim: int, max_context: int) -> RopeSpec:
             f"{fields.name}: head_dim: got {head_dim}, expected an even number, since dimensions rotate in pairs"
         )
     rope = rope_fields(fields)
-    refuse_partial(rope)
+    refuse_kinds(rope)
+    head_dim = rotary_dim(rope, head_dim, rotary)
     kind = rope_kind(rope)
     theta = rope.number("rope_theta", DEFAULT_THETA, minimum=1.0)
     original = rope.integer("original_max_position_embeddings", max_context)
@@ -77,13 +79,22 @@ def rope_fields(fields: Fields) -> Fields:
     return Fields(values, fields.name, paths, inside)
 
 
-def refuse_partial(rope: Fields) -> None:
-    """Refuse what neither family has: a rotary embedding for a part of a head, or one for each layer kind."""
+def refuse_kinds(rope: Fields) -> None:
+    """Refuse what no family has: a rotary embedding for each layer kind."""
     for key, value in rope.values.items():
         if isinstance(value, Mapping) or key in {kind.value for kind in LayerKind}:
             raise rope.unsupported(key, "a rotary embedding per layer kind is not supported")
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+
+
+def rotary_dim(rope: Fields, head_dim: int, rotary: float) -> int:
+    """Return how many dimensions of a head rotate, the first ones; an even number."""
+    share = rope.number("partial_rotary_factor", rotary)
+    if rotary == 1.0 and share != 1.0:
         raise rope.unsupported("partial_rotary_factor", "only whole heads rotate; supported is 1.0")
+    dim = int(head_dim * share)
+    if not 0 < dim <= head_dim or dim % 2:
+        raise rope.bad("partial_rotary_factor", f"a share of head_dim {head_dim} that is an even number")
+    return dim
 
 
 def rope_kind(rope: Fields) -> str:

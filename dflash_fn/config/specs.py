@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = ["DecoderSpec", "DraftSpec", "LayerKind", "RopeSpec", "TargetSpec"]
+__all__ = ["DecoderSpec", "DeltaSpec", "DraftSpec", "LayerKind", "RopeSpec", "TargetSpec"]
 
 
 class LayerKind(enum.Enum):
@@ -13,6 +13,7 @@ class LayerKind(enum.Enum):
 
     FULL = "full_attention"
     SLIDING = "sliding_attention"
+    DELTA = "linear_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,45 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderSpec:
-    """What targets and drafts have in common: a stack of pre-norm attention and gated-MLP layers.
+class DeltaSpec:
+    """Sizes of the gated delta nets of a hybrid, the same in all of its layers of that kind.
 
     Attributes:
-        family: `llama` or `qwen3`, as `model_type` has it.
+        key_heads: heads of queries and keys.
+        value_heads: heads of values, a multiple of `key_heads`: that many follow each other with one query and key.
+        key_dim: dimensions of a query or key.
+        value_dim: dimensions of a value.
+        kernel: tokens that the convolution sees, the current one included; at least 2.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Numbers in all keys of a token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers in all values of a token."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """What goes through the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """What targets and drafts have in common: a stack of pre-norm layers, each a token mixer and a gated MLP.
+
+    Attributes:
+        family: `llama`, `qwen3` or `qwen3_5`.
         hidden_size: H.
         intermediate_size: width of the gated MLP.
         num_heads: query heads.
@@ -68,6 +103,8 @@ class DecoderSpec:
         mlp_bias: whether the MLP's projections have biases.
         dtype: the checkpoint's own, as config.json names it; `float32` where it does not.
         quantization: how the matrices are stored: `mlx`, or the method that config.json names; None for plain floats.
+        delta: sizes of the gated delta nets; None where there are none.
+        output_gate: whether attention multiplies its output with sigmoid of a second half of the query projection.
     """
 
     family: str
@@ -87,11 +124,17 @@ class DecoderSpec:
     mlp_bias: bool
     dtype: str
     quantization: str | None = field(default=None, kw_only=True)
+    delta: DeltaSpec | None = field(default=None, kw_only=True)
+    output_gate: bool = field(default=False, kw_only=True)
 
     @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self.layer_kinds)
+
+    def layers_of(self, kind: LayerKind) -> tuple[int, ...]:
+        """List the layers of a kind."""
+        return tuple(layer for layer, other in enumerate(self.layer_kinds) if other is kind)
 
 
 @dataclass(frozen=True, slots=True)

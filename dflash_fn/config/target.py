@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_fn import errors
-from dflash_fn.config.decoder import FAMILIES, Family, architectures, decoder_values, is_draft
+from dflash_fn.config.decoder import FAMILIES, MODEL_TYPES, Family, architectures, decoder_values, is_draft
 from dflash_fn.config.fields import Fields, is_integer
+from dflash_fn.config.hybrid import text_fields
 from dflash_fn.config.specs import TargetSpec
 
 __all__ = ["parse_target"]
 
 
 def parse_target(config: Mapping[str, Any], *, name: str = "target") -> TargetSpec:
-    """Read the config.json of a dense llama or qwen3 model.
+    """Read the config.json of a dense llama, qwen3 or qwen3_5 model.
 
-    Absent keys get the defaults of transformers' `LlamaConfig` and `Qwen3Config`, but for those that say how large the
-    weights are (`hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`, `vocab_size`): they
-    must be there.
+    Absent keys get the defaults of transformers' `LlamaConfig`, `Qwen3Config` and `Qwen3_5TextConfig`, but for those
+    that say how large the weights are (`hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`,
+    `vocab_size`): they must be there. Of a model that also sees, the text part is read, which the config wraps as
+    `text_config`; its vision tower and its `mtp` layers are not run.
 
     Args:
         config: config.json as parsed by `json`, or a transformers config's `to_dict()`. The key
@@ -43,11 +45,15 @@ def parse_target(config: Mapping[str, Any], *, name: str = "target") -> TargetSp
         )
     if not fields.has("model_type"):
         raise fields.bad("model_type", " or ".join(FAMILIES))
-    family = config["model_type"]
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise fields.unsupported("model_type", f"supported are {', '.join(FAMILIES)}")
-    if architectures(fields) and FAMILIES[family].architecture not in architectures(fields):
-        raise fields.unsupported("architectures", f"supported for {family} is {FAMILIES[family].architecture}")
+    named = config["model_type"]
+    if not isinstance(named, str) or named not in MODEL_TYPES:
+        raise fields.unsupported("model_type", f"supported are {', '.join(MODEL_TYPES)}")
+    family = MODEL_TYPES[named]
+    known = FAMILIES[family].architectures
+    if architectures(fields) and not set(known) & set(architectures(fields)):
+        raise fields.unsupported("architectures", f"supported for {family} is {' or '.join(known)}")
+    if family == "qwen3_5":
+        fields = text_fields(fields)
     return TargetSpec(
         **decoder_values(fields, family),
         tied_head=fields.flag("tie_word_embeddings", False),

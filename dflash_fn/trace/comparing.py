@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -85,7 +85,7 @@ def _index(flat: np.integer, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def compare_cache(
-    at: Place, name: str, recorded: CacheView | None, found: CacheView | None, layers: Layers
+    at: Place, name: str, recorded: CacheView | None, found: CacheView | None, layers: Mapping[str, Layers]
 ) -> Iterator[Deviation]:
     """Compare a row of a cache: its length, then what it gained, kind by kind."""
     if recorded is None or found is None:
@@ -96,14 +96,14 @@ def compare_cache(
         if kind in found.fresh:
             # layers come first in a cache, tokens first everywhere else
             one, other = known.swapaxes(0, 1), found.fresh[kind].swapaxes(0, 1)
-            yield from compare_summaries(at, f"{name}.{kind}", one, other, layers, same)
+            yield from compare_summaries(at, f"{name}.{kind}", one, other, layers[kind], same)
 
 
 def compare_summaries(
     at: Place, quantity: str, recorded: np.ndarray, found: np.ndarray, layers: Layers, same: bool | None = None
 ) -> Iterator[Deviation]:
     """Compare [tokens, layers, 4] summaries; where one side has fewer tokens, the first ones."""
-    if recorded.shape[1:] != found.shape[1:]:
+    if recorded.shape[1:] != found.shape[1:] or recorded.shape[1] != len(layers.bounds):
         yield at.exact(f"{quantity}.shape", recorded.shape, found.shape)
         return
     tokens = min(len(recorded), len(found))

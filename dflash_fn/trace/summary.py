@@ -24,7 +24,10 @@ STATISTICS = ("peak", "mean", "rms", "wave")
 """The four numbers of a summary, in order."""
 
 PER_TOKEN = ("keys", "values")
-"""Kinds of cache arrays whose first axis is tokens; any other is a state, and summed up whole."""
+"""Kinds of cache arrays that grow by a row a token; any other is a state, or a window, and summed up whole."""
+
+MARKED = "marked_"
+"""How the kinds begin that a cache goes back to and does not see."""
 
 
 def summarize(values: np.ndarray) -> np.ndarray:
@@ -35,6 +38,8 @@ def summarize(values: np.ndarray) -> np.ndarray:
         [4.0, -0.5, 3.536, 0.419]
     """
     x = values.astype(np.float64)
+    if x.shape[-1] == 0:
+        return np.zeros((*x.shape[:-1], len(STATISTICS)), dtype=np.float32)
     wave = np.cos(np.arange(x.shape[-1]))
     numbers = [np.abs(x).max(axis=-1), x.mean(axis=-1), np.sqrt((x * x).mean(axis=-1)), (x * wave).mean(axis=-1)]
     return np.stack(numbers, axis=-1).astype(np.float32)
@@ -67,7 +72,8 @@ def view_cache(port: Port, cache: Cache, starts: Sequence[int]) -> list[CacheVie
     arrays: list[dict[tuple[int, str], Bits]] = [{} for _ in starts]
     for name, bits in port.export_cache(cache).items():
         layer, row, kind = name.split(".")
-        arrays[int(row)][int(layer), kind] = bits
+        if not kind.startswith(MARKED):
+            arrays[int(row)][int(layer), kind] = bits
     rows = zip(arrays, port.lengths(cache), starts, strict=True)
     return [_view(dict(sorted(found.items())), length, start) for found, length, start in rows]
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer
+from jaxtyping import Array, Float, Int, Integer
 
 from dflash_fn.config import DraftSpec, LayerKind, TargetSpec
 from dflash_fn.records import Model
 from dflash_fn_jax import cache as kv
-from dflash_fn_jax.attention import Reach, spans
+from dflash_fn_jax.attention import Reach
+from dflash_fn_jax.cache import Attention
 from dflash_fn_jax.decoder import (
     Chunk,
     LayerWeights,
     TargetWeights,
+    attention_pass,
     chunk_at,
     context_heads,
     embed,
-    layer_pass,
     write,
 )
 from dflash_fn_jax.ops import Norm, Projection, each, own, padded, product, project, rms_norm, scope
@@ -60,13 +63,15 @@ def row_context(draft: Model[DraftSpec], row: kv.Row, features: Float[np.ndarray
     count = len(features)
     if count == 0:
         return row
-    row = kv.reserve(row, row.length + count)
-    keys, values = list(row.keys), list(row.values)
+    row = kv.room(row, count)
+    held = []
     chunk = chunk_at(draft.spec, np.arange(row.length, row.length + count), draft.dtype)
     context = fused(weights.fuse, weights.context_norm, chunk, own(padded(features)))
-    for i, layer in enumerate(weights.layers):
-        keys[i], values[i] = layer_context(layer, chunk, context, keys[i], values[i])
-    return kv.append(row, count, keys, values)
+    for layer, one in zip(weights.layers, row.held, strict=True):
+        assert isinstance(one, Attention)
+        keys, values = layer_context(layer, chunk, jnp.int32(one.base), context, one.keys, one.values)
+        held.append(replace(one, keys=keys, values=values))
+    return kv.append(row, count, held)
 
 
 @eqx.filter_jit
@@ -81,13 +86,14 @@ def fused(
 def layer_context(
     weights: LayerWeights,
     chunk: Chunk,
+    base: Int[Array, ""],
     context: Float[Array, "tokens hidden"],
     keys: Float[Array, "capacity kv_heads dim"],
     values: Float[Array, "capacity kv_heads dim"],
 ) -> tuple[Array, Array]:
-    """Return a layer's keys and values with those of the context at their positions."""
+    """Return a layer's keys and values with those of the context in their slots."""
     k, v = each(lambda *token: context_heads(weights, *token), chunk.count, context, chunk.cos, chunk.sin)
-    return write(keys, chunk, k), write(values, chunk, v)
+    return write(keys, chunk, base, k), write(values, chunk, base, v)
 
 
 def draft_reaches(spec: DraftSpec) -> list[Reach]:
@@ -112,13 +118,13 @@ def row_block(
     """Return the logits of a block's slots but the first; its own K and V are forgotten."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
-    row = kv.reserve(row, row.length + len(tokens))
+    row = kv.room(row, len(tokens))
     positions = np.arange(row.length, row.length + len(tokens))
     chunk = chunk_at(spec, positions, draft.dtype)
     x = embed(owner.embedding, own(padded(tokens), jnp.int32)) * spec.input_embedding_scale
-    for i, reach in enumerate(draft_reaches(spec)):
-        span = own(padded(spans(reach, positions)), jnp.int32)
-        x, _, _ = layer_pass(weights.layers[i], chunk, span, x, row.keys[i], row.values[i])
+    for layer, reach, one in zip(weights.layers, draft_reaches(spec), row.held, strict=True):
+        assert isinstance(one, Attention)
+        x, _ = attention_pass(layer, chunk, reach, positions, x, one)
     return np.asarray(draft_head(spec, weights.norm, owner.head, chunk, x))[1 : len(tokens)]
 
 

@@ -119,18 +119,21 @@ def project(projection: Projection, x: Float[Array, " inputs"]) -> Float[Array, 
 
 
 def rms_norm(norm: Norm, x: Float[Array, "*parts size"]) -> Float[Array, "*parts size"]:
-    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in `wide`, the weight applied in x's dtype as Llama does."""
+    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in `wide`.
+
+    The weight is applied in its own dtype: in x's as Llama does it, or in `wide` as Qwen3.5 does.
+    """
     h = x.astype(wide(x.dtype))
     h = h * jax.lax.rsqrt(jnp.mean(jnp.square(h), axis=-1, keepdims=True) + norm.eps)
-    return h.astype(x.dtype) * norm.weight
+    return (h.astype(norm.weight.dtype) * norm.weight).astype(x.dtype)
 
 
 def rotate(
     x: Float[Array, "heads dim"], cos: Float[Array, " half"], sin: Float[Array, " half"]
 ) -> Float[Array, "heads dim"]:
-    """Turn each pair (x[i], x[i + dim / 2]) by its angle."""
-    left, right = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    """Turn each pair (x[i], x[i + half]) by its angle; what is beyond the pairs stays as it is."""
+    left, right, rest = jnp.split(x, [cos.size, 2 * cos.size], axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=-1)
 
 
 def gated_mlp(

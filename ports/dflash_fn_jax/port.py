@@ -28,7 +28,7 @@ from dflash_fn_jax import cache as kv
 from dflash_fn_jax import namespace
 from dflash_fn_jax.decoder import target_pass
 from dflash_fn_jax.draft import draft_context, draft_pass
-from dflash_fn_jax.ops import STRIDE, from_bits, to_bits
+from dflash_fn_jax.ops import STRIDE, from_bits, scope, to_bits
 from dflash_fn_jax.weights import read_draft, read_target
 
 __all__ = ["JaxPort", "load"]
@@ -100,8 +100,7 @@ class JaxPort:
 
     def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
         """Allocate zeros."""
-        spec = model.spec
-        return (kv.new(spec.num_layers, spec.num_kv_heads, spec.head_dim, capacity, dtype=model.dtype),)
+        return (kv.new(model.spec, capacity, dtype=model.dtype),)
 
     def target_pass(
         self,
@@ -144,8 +143,9 @@ class JaxPort:
         return draft_pass(draft, target, cache, block)
 
     def select(self, family: kv.Family, counts: tuple[int, ...]) -> kv.Cache:
-        """New lengths over the same arrays."""
-        return kv.select(family, counts)
+        """New lengths over the same arrays, and states by `gated_delta.replay`."""
+        with scope(kv.dtype_of(family.full)):
+            return kv.select(family, counts)
 
     def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
         """Read them off."""

@@ -13,6 +13,10 @@ forks and kept states pay for what they need.
 Attention multiplies slots that nobody sees by a weight of exactly zero, and zero times NaN is NaN. So a pass finds
 zeros beyond the slots that it claims: buffers start as zeros, and what a longer, forgotten fork left there is cleared
 when a shorter state goes on. In the ordinary loop every pass claims beyond the last, and there is nothing to clear.
+
+Layers that slide have a buffer with a window: slot n of a row holds position `bases[r] + n`, and where the buffer is
+full, what no query can see any more is left behind with it. That is a copy of the window once in about as many tokens,
+and bases are multiples of the bucket, so that keys lie in the blocks in which they would lie without it.
 """
 
 from __future__ import annotations
@@ -29,14 +33,17 @@ __all__ = [
     "Cache",
     "CopyCounts",
     "Family",
+    "Span",
     "append",
     "commit",
     "join",
     "mark",
     "new",
+    "placed",
     "reserve",
     "rewind",
     "select",
+    "slots",
     "split",
     "stores",
     "write",
@@ -46,6 +53,9 @@ KV_BUCKET = 256
 """Attended lengths are multiples of this, and so of the 16, 32 or 64 keys that Metal's kernel takes at once."""
 
 
+UNBOUNDED = 1 << 62
+
+
 @dataclass(slots=True)
 class CopyCounts:
     """How often buffers were copied, over all caches that stem from one `new`.
@@ -53,10 +63,12 @@ class CopyCounts:
     Attributes:
         copies: because a live cache saw the slots to be written.
         growths: because the buffer was full.
+        slides: because a buffer with a window was full.
     """
 
     copies: int = 0
     growths: int = 0
+    slides: int = 0
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -68,6 +80,8 @@ class Buffer:
         values: the same.
         counts: copy counters of this buffer's line.
         written: slots from which on each row holds zeros.
+        bases: the position that each row's slot 0 holds; multiples of `KV_BUCKET`.
+        window: positions that a query sees, its own included; None for all.
         live: the caches that look at this buffer.
         lock: held while a cache claims slots or joins the live ones, so that threads which fork one state do not claim
             the same slots, and while arrays are replaced: until the device has them, new ones can only be used
@@ -78,13 +92,15 @@ class Buffer:
     values: tuple[mx.array, ...]
     counts: CopyCounts
     written: tuple[int, ...]
+    bases: tuple[int, ...]
+    window: int | None = None
     live: weakref.WeakSet[Cache] = field(default_factory=weakref.WeakSet)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def capacity(self) -> int:
-        """Slots a row, N."""
-        return self.keys[0].shape[2]
+        """Slots a row, N; without layers there is room for everything."""
+        return self.keys[0].shape[2] if self.keys else UNBOUNDED
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -114,12 +130,30 @@ class Family:
     full: Cache
 
 
-def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: mx.Dtype) -> Cache:
-    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer."""
-    shape = (rows, heads, _rounded(capacity), dim)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The slots that a pass attends to.
+
+    Attributes:
+        firsts: the first slot of each row.
+        positions: what those slots hold.
+        count: how many slots follow, themselves included.
+    """
+
+    firsts: tuple[int, ...]
+    positions: tuple[int, ...]
+    count: int
+
+
+def new(
+    layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: mx.Dtype, window: int | None = None
+) -> Cache:
+    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer; a window bounds the capacity."""
+    shape = (rows, heads, _bounded(capacity, window), dim)
     keys = tuple(mx.zeros(shape, dtype=dtype) for _ in range(layers))
     values = tuple(mx.zeros(shape, dtype=dtype) for _ in range(layers))
-    return Cache(_made(keys, values, CopyCounts(), (0,) * rows), (0,) * rows, (0,) * rows)
+    zeros = (0,) * rows
+    return Cache(_made(keys, values, CopyCounts(), zeros, zeros, window), zeros, zeros)
 
 
 def append(cache: Cache, count: int) -> Family:
@@ -130,12 +164,16 @@ def append(cache: Cache, count: int) -> Family:
     """
     buffer = cache.buffer
     lengths = tuple(length + count for length in cache.lengths)
+    needed = max(length - base for length, base in zip(lengths, buffer.bases, strict=True))
     with buffer.lock:
-        if max(lengths) <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
+        if needed <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
             _clear(buffer, lengths)
             return Family(cache, Cache(buffer, lengths, cache.marks))
-    if max(lengths) > buffer.capacity:
-        fresh = _copied(cache, max(max(lengths), buffer.capacity * 3 // 2))
+    if needed > buffer.capacity and buffer.window is not None:
+        fresh = _copied(cache, max(_bounded(UNBOUNDED, buffer.window), buffer.window + KV_BUCKET + count))
+        fresh.counts.slides += 1
+    elif needed > buffer.capacity:
+        fresh = _copied(cache, max(needed, buffer.capacity * 3 // 2))
         fresh.counts.growths += 1
     else:
         fresh = _copied(cache, buffer.capacity)
@@ -144,16 +182,21 @@ def append(cache: Cache, count: int) -> Family:
     return Family(Cache(fresh, cache.lengths, cache.marks), Cache(fresh, lengths, cache.marks))
 
 
-def commit(family: Family, stored: Sequence[tuple[mx.array, mx.array]], *results: mx.array | None) -> None:
+def commit(family: Family, stored: Sequence[tuple[mx.array, mx.array]], results: Sequence[mx.array] = ()) -> None:
     """Put what a pass stored, a (K, V) a layer, in the place of the buffer's arrays, and let the device begin.
 
     After that nothing that the pass made waits for its thread, and no state keeps a graph of operations alive.
+
+    Args:
+        family: of which cache.
+        stored: one (K, V) a layer of the buffer.
+        results: what else the pass made.
     """
     buffer = family.full.buffer
     with buffer.lock:
         mx.eval(buffer.keys, buffer.values)  # arrays that the device still works on are copied, not written into
         buffer.keys, buffer.values = tuple(keys for keys, _ in stored), tuple(values for _, values in stored)
-        mx.async_eval(buffer.keys, buffer.values, [made for made in results if made is not None])
+        mx.async_eval(buffer.keys, buffer.values, list(results))
 
 
 def select(family: Family, counts: tuple[int, ...]) -> Cache:
@@ -175,9 +218,11 @@ def rewind(cache: Cache) -> Cache:
 
 def reserve(cache: Cache, capacity: int) -> Cache:
     """Return the same cache in a buffer of at least `capacity` slots."""
-    if capacity <= cache.buffer.capacity:
+    buffer = cache.buffer
+    wanted = _bounded(capacity - min(buffer.bases), buffer.window) if buffer.keys else 0
+    if wanted <= buffer.capacity:
         return cache
-    fresh = _copied(cache, capacity)
+    fresh = _copied(cache, wanted)
     fresh.counts.growths += 1
     return Cache(fresh, cache.lengths, cache.marks)
 
@@ -195,12 +240,18 @@ def join(caches: tuple[Cache, ...]) -> Cache:
         return caches[0]
     lengths = tuple(length for cache in caches for length in cache.lengths)
     marks = tuple(point for cache in caches for point in cache.marks)
+    bases = tuple(base for cache in caches for base in cache.buffer.bases)
     capacity = max(cache.buffer.capacity for cache in caches)
     held = [stores(cache.buffer) for cache in caches]
     keys = tuple(_stacked(parts, capacity) for parts in zip(*(keys for keys, _ in held), strict=True))
     values = tuple(_stacked(parts, capacity) for parts in zip(*(values for _, values in held), strict=True))
     written = tuple(end for cache in caches for end in cache.buffer.written)
-    return Cache(_made(keys, values, CopyCounts(), written), lengths, marks)
+    return Cache(_made(keys, values, CopyCounts(), written, bases, caches[0].buffer.window), lengths, marks)
+
+
+def slots(cache: Cache) -> tuple[int, ...]:
+    """Return the slot after each row's last token."""
+    return tuple(length - base for length, base in zip(cache.lengths, cache.buffer.bases, strict=True))
 
 
 def write(store: mx.array, starts: tuple[int, ...], rows: mx.array) -> mx.array:
@@ -216,9 +267,47 @@ def stores(buffer: Buffer) -> tuple[tuple[mx.array, ...], tuple[mx.array, ...]]:
         return buffer.keys, buffer.values
 
 
-def attended(cache: Cache) -> int:
-    """Return how many slots a pass attends to: the longest row, rounded up to the bucket."""
-    return min(_rounded(max(cache.lengths)), cache.buffer.capacity)
+def attended(family: Family) -> Span:
+    """Return which slots a pass attends to: whole buckets, from the first position that a query sees to the last.
+
+    The buckets are those of positions, whatever the bases are. One number of slots serves all rows.
+    """
+    buffer = family.full.buffer
+    lasts = [_rounded(slot) for slot in slots(family.full)]
+    firsts = [0] * len(lasts)
+    if buffer.window is not None:
+        seen = [slot - buffer.window + 1 for slot in slots(family.start)]
+        firsts = [max(0, slot) // KV_BUCKET * KV_BUCKET for slot in seen]
+    count = min(max(last - first for first, last in zip(firsts, lasts, strict=True)), buffer.capacity)
+    firsts = tuple(min(first, buffer.capacity - count) for first in firsts)
+    return Span(firsts, tuple(first + base for first, base in zip(firsts, buffer.bases, strict=True)), count)
+
+
+def placed(empty: Cache, length: int) -> Cache:
+    """Return a single-row cache of `length` tokens in a buffer of its own, whose visible slots are still to be written.
+
+    Args:
+        empty: a cache of no tokens, whose capacity is enough.
+        length: tokens.
+    """
+    window = empty.buffer.window
+    keys, values = (tuple(mx.zeros_like(store) for store in held) for held in stores(empty.buffer))
+    first = 0 if window is None else max(0, length - window + 1)
+    base = first // KV_BUCKET * KV_BUCKET
+    fresh = _made(keys, values, CopyCounts(), (length - base,), (base,), window)
+    return Cache(fresh, (length,), (0,))
+
+
+def seen_by(cache: Cache, row: int) -> slice:
+    """Return the slots of a row that queries after it can see."""
+    end = slots(cache)[row]
+    window = cache.buffer.window
+    return slice(0 if window is None else max(0, end - window + 1), end)
+
+
+def _bounded(capacity: int, window: int | None) -> int:
+    """Return a capacity in buckets; with a window no more than twice its buckets, and one for a pass."""
+    return _rounded(capacity if window is None else min(capacity, 2 * _rounded(window) + KV_BUCKET))
 
 
 def _rounded(count: int) -> int:
@@ -229,8 +318,9 @@ def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
     return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
 
 
-def _clear(buffer: Buffer, ends: tuple[int, ...]) -> None:
+def _clear(buffer: Buffer, lengths: tuple[int, ...]) -> None:
     """Put zeros beyond the slots that a pass is about to write; what it finds there no live cache sees."""
+    ends = tuple(length - base for length, base in zip(lengths, buffer.bases, strict=True))
     for row, (end, written) in enumerate(zip(ends, buffer.written, strict=True)):
         if written > end:
             mx.eval(buffer.keys, buffer.values)
@@ -247,16 +337,40 @@ def _cleared(store: mx.array, row: int, first: int, end: int) -> mx.array:
 
 
 def _made(
-    keys: tuple[mx.array, ...], values: tuple[mx.array, ...], counts: CopyCounts, written: tuple[int, ...]
+    keys: tuple[mx.array, ...],
+    values: tuple[mx.array, ...],
+    counts: CopyCounts,
+    written: tuple[int, ...],
+    bases: tuple[int, ...],
+    window: int | None = None,
 ) -> Buffer:
     mx.eval(keys, values)
-    return Buffer(keys, values, counts, written)
+    return Buffer(keys, values, counts, written, bases, window)
 
 
 def _copied(cache: Cache, capacity: int) -> Buffer:
+    """Copy what a cache sees into a buffer of its own; with a window, what it can still see."""
+    buffer = cache.buffer
+    if buffer.window is not None:
+        return _slid(cache, capacity)
     length = max(cache.lengths)
-    keys, values = (tuple(_resized(x, length, _rounded(capacity)) for x in held) for held in stores(cache.buffer))
-    return _made(keys, values, cache.buffer.counts, tuple(min(end, length) for end in cache.buffer.written))
+    keys, values = (tuple(_resized(x, length, _rounded(capacity)) for x in held) for held in stores(buffer))
+    written = tuple(min(end, length) for end in buffer.written)
+    return _made(keys, values, buffer.counts, written, buffer.bases)
+
+
+def _slid(cache: Cache, capacity: int) -> Buffer:
+    buffer, ends = cache.buffer, slots(cache)
+    shifts = tuple(seen_by(cache, row).start // KV_BUCKET * KV_BUCKET for row in range(len(ends)))
+
+    def moved(store: mx.array) -> mx.array:
+        kept = [store[row : row + 1, :, first:end] for row, (first, end) in enumerate(zip(shifts, ends, strict=True))]
+        return mx.concatenate([_resized(part, part.shape[2], _rounded(capacity)) for part in kept])
+
+    bases = tuple(base + shift for base, shift in zip(buffer.bases, shifts, strict=True))
+    written = tuple(end - shift for end, shift in zip(ends, shifts, strict=True))
+    keys, values = (tuple(moved(store) for store in held) for held in stores(buffer))
+    return _made(keys, values, buffer.counts, written, bases, buffer.window)
 
 
 def _resized(store: mx.array, length: int, capacity: int) -> mx.array:
@@ -266,9 +380,10 @@ def _resized(store: mx.array, length: int, capacity: int) -> mx.array:
 
 
 def _row(cache: Cache, row: int) -> Cache:
-    length, capacity = cache.lengths[row], cache.buffer.capacity
-    keys, values = (tuple(_resized(x[row : row + 1], length, capacity) for x in held) for held in stores(cache.buffer))
-    return Cache(_made(keys, values, CopyCounts(), (length,)), (length,), (cache.marks[row],))
+    buffer, end = cache.buffer, slots(cache)[row]
+    keys, values = (tuple(_resized(x[row : row + 1], end, buffer.capacity) for x in held) for held in stores(buffer))
+    fresh = _made(keys, values, CopyCounts(), (end,), (buffer.bases[row],), buffer.window)
+    return Cache(fresh, (cache.lengths[row],), (cache.marks[row],))
 
 
 def _stacked(parts: tuple[mx.array, ...], capacity: int) -> mx.array:

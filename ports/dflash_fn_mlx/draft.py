@@ -10,9 +10,10 @@ from jaxtyping import Float, Integer
 from dflash_fn.config import DraftSpec, LayerKind, TargetSpec
 from dflash_fn.records import Model
 from dflash_fn_mlx import cache as kv
+from dflash_fn_mlx import parts
 from dflash_fn_mlx.attention import Reach
 from dflash_fn_mlx.decoder import LayerWeights, TargetWeights, chunk_at, layer_pass
-from dflash_fn_mlx.ops import Projection, embed, product, project, rms_norm, rotate
+from dflash_fn_mlx.ops import Projection, dtype_of, embed, product, project, rms_norm, rotate
 
 __all__ = ["DraftWeights", "draft_context", "draft_pass"]
 
@@ -40,18 +41,18 @@ class DraftWeights:
 
 def draft_context(
     draft: Model[DraftSpec],
-    cache: kv.Cache,
+    cache: parts.Cache,
     features: Float[mx.array, "rows slots tapped"],
     counts: tuple[int, ...],
     *,
     exact_rows: bool,
-) -> kv.Cache:
+) -> parts.Cache:
     """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
-    family = kv.append(cache, slots)
-    chunk = chunk_at(spec, family, set(), exact_rows)
+    family = parts.append(cache, slots)
+    chunk = chunk_at(spec, family, [], exact_rows, dtype_of(draft))
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
     context = rms_norm(fused, weights.context_norm, spec.norm_eps)
     heads = project(context, weights.context_kv, chunk.groups)
@@ -60,12 +61,14 @@ def draft_context(
     if weights.context_k_norm is not None:
         k = rms_norm(k, weights.context_k_norm, spec.norm_eps)
     k = rotate(k, chunk.cos, chunk.sin).reshape(v.shape)
-    buffer, starts, stored = family.full.buffer, cache.lengths, []
-    for layer in range(spec.num_layers):
-        keys = kv.write(buffer.keys[layer], starts, k[:, :, layer])
-        stored.append((keys, kv.write(buffer.values[layer], starts, v[:, :, layer])))
-    kv.commit(family, stored)
-    return kv.select(family, counts)
+    stored = []
+    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, parts.places(spec.layer_kinds), strict=True)):
+        claimed = family.of(kind).full
+        starts = tuple(end - slots for end in kv.slots(claimed))
+        keys = kv.write(claimed.buffer.keys[place], starts, k[:, :, layer])
+        stored.append((keys, kv.write(claimed.buffer.values[place], starts, v[:, :, layer])))
+    parts.commit(family, stored)
+    return parts.select(family, counts)
 
 
 def draft_reaches(spec: DraftSpec) -> list[Reach]:
@@ -79,7 +82,7 @@ def draft_reaches(spec: DraftSpec) -> list[Reach]:
 def draft_pass(
     draft: Model[DraftSpec],
     target: Model[TargetSpec],
-    cache: kv.Cache,
+    cache: parts.Cache,
     block: Integer[mx.array, "rows slots"],
     *,
     exact_rows: bool,
@@ -90,8 +93,8 @@ def draft_pass(
     owner: TargetWeights = target.weights
     reaches = draft_reaches(spec)
     # The block's own K and V are written behind the context and forgotten with this family.
-    family = kv.append(cache, block.shape[1])
-    chunk = chunk_at(spec, family, set(reaches), exact_rows)
+    family = parts.append(cache, block.shape[1])
+    chunk = chunk_at(spec, family, reaches, exact_rows, dtype_of(draft))
     x, stored = embed(block, owner.embedding, chunk.cos.dtype), []
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale
@@ -102,7 +105,7 @@ def draft_pass(
     last = rms_norm(x.reshape(rows, slots, -1)[:, 1:], weights.norm, spec.norm_eps)
     logits = product(last.reshape(rows * (slots - 1), -1), owner.head, chunk.groups)
     made = _scaled(spec, logits).reshape(rows, slots - 1, -1)
-    kv.commit(family, stored, made)
+    parts.commit(family, stored, made)
     return made
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from jaxtyping import Float, Integer
 
 from dflash_fn.config import RopeSpec
+from dflash_fn.records import Model
 from dflash_fn.rope import rope_tables
 from dflash_fn_mlx.quantized import Matrix, Quantized
 
 __all__ = [
     "Projection",
+    "dtype_of",
     "embed",
     "gated_mlp",
     "product",
@@ -22,6 +25,7 @@ __all__ = [
     "rms_norm",
     "rope_at",
     "rotate",
+    "silu",
 ]
 
 
@@ -62,6 +66,11 @@ def product(x: Float[mx.array, "tokens inputs"], weight: Matrix, groups: int = 1
     return x @ weight.T
 
 
+def dtype_of(model: Model[Any]) -> mx.Dtype:
+    """Return the dtype that a model runs in, whatever its matrices are stored as."""
+    return getattr(mx, model.dtype)
+
+
 def embed(
     tokens: Integer[mx.array, "rows slots"], table: Matrix, dtype: mx.Dtype
 ) -> Float[mx.array, "rows*slots hidden"]:
@@ -89,17 +98,28 @@ def project(
 def rms_norm(
     x: Float[mx.array, "*batch size"], weight: Float[mx.array, "*parts size"], eps: float
 ) -> Float[mx.array, "*batch size"]:
-    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32, the weight applied in x's dtype as Llama does."""
-    return mx.fast.rms_norm(x, None, eps) * weight
+    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32.
+
+    The weight is applied in its own dtype: in x's as Llama does it, or in float32 as Qwen3.5 does.
+    """
+    return (mx.fast.rms_norm(x.astype(weight.dtype), None, eps) * weight).astype(x.dtype)
 
 
 def rotate(
     x: Float[mx.array, "rows slots heads dim"],
-    cos: Float[mx.array, "rows slots 1 dim"],
-    sin: Float[mx.array, "rows slots 1 dim"],
+    cos: Float[mx.array, "rows slots 1 turned"],
+    sin: Float[mx.array, "rows slots 1 turned"],
 ) -> Float[mx.array, "rows slots heads dim"]:
-    """Turn each pair (x[i], x[i + dim / 2]) by its angle; `sin` holds -sin in its first half."""
-    return x * cos + mx.roll(x, x.shape[-1] // 2, -1) * sin
+    """Turn each pair (x[i], x[i + turned / 2]) by its angle; `sin` holds -sin in its first half."""
+    turned = cos.shape[-1]
+    if turned < x.shape[-1]:
+        return mx.concatenate([rotate(x[..., :turned], cos, sin), x[..., turned:]], axis=-1)
+    return x * cos + mx.roll(x, turned // 2, -1) * sin
+
+
+def silu(x: Float[mx.array, "*batch"]) -> Float[mx.array, "*batch"]:
+    """Return x / (1 + exp(-x))."""
+    return x * mx.sigmoid(x)
 
 
 def gated_mlp(

@@ -19,7 +19,7 @@ from dflash_fn.container import Bits
 from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
-from dflash_fn_mlx import cache as kv
+from dflash_fn_mlx import moves, parts
 from dflash_fn_mlx import namespace as xp
 from dflash_fn_mlx.attention import MAX_WIDTH
 from dflash_fn_mlx.decoder import target_pass
@@ -35,7 +35,7 @@ DEVICES = {"gpu": mx.gpu, "cpu": mx.cpu}
 
 @dataclass(frozen=True, slots=True)
 class MlxPort:
-    """mlx on Apple's GPU or on a CPU; a cache is a `dflash_fn_mlx.cache.Cache`, a family a `cache.Family`."""
+    """mlx on Apple's GPU or on a CPU; a cache is a `dflash_fn_mlx.parts.Cache`, a family a `parts.Family`."""
 
     name: str = "mlx"
     prefill_width: int = 256
@@ -96,15 +96,14 @@ class MlxPort:
 
         return AutoTokenizer.from_pretrained(source)
 
-    def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
+    def new_cache(self, model: Model[Any], capacity: int) -> parts.Cache:
         """Allocate zeros."""
-        spec = model.spec
-        return kv.new(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim, capacity, dtype=_dtype(model.dtype))
+        return parts.new(model.spec, capacity, dtype=_dtype(model.dtype))
 
     def target_pass(
         self,
         target: Model[TargetSpec],
-        cache: kv.Cache,
+        cache: parts.Cache,
         tokens: mx.array,
         *,
         taps: tuple[int, ...],
@@ -116,46 +115,58 @@ class MlxPort:
             return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
 
     def draft_context(
-        self, draft: Model[DraftSpec], cache: kv.Cache, features: mx.array, counts: tuple[int, ...], *, exact_rows: bool
-    ) -> kv.Cache:
+        self,
+        draft: Model[DraftSpec],
+        cache: parts.Cache,
+        features: mx.array,
+        counts: tuple[int, ...],
+        *,
+        exact_rows: bool,
+    ) -> parts.Cache:
         """See `draft.draft_context`."""
         with mx.stream(DEVICES[draft.device]):
             return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
 
     def draft_pass(
-        self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: kv.Cache, block: mx.array, *, exact_rows: bool
+        self,
+        draft: Model[DraftSpec],
+        target: Model[TargetSpec],
+        cache: parts.Cache,
+        block: mx.array,
+        *,
+        exact_rows: bool,
     ) -> mx.array:
         """See `draft.draft_pass`."""
         with mx.stream(DEVICES[draft.device]):
             return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
 
-    def select(self, family: kv.Family, counts: tuple[int, ...]) -> kv.Cache:
-        """A new length over the same memory."""
-        return kv.select(family, counts)
+    def select(self, family: parts.Family, counts: tuple[int, ...]) -> parts.Cache:
+        """New lengths over the same memory, and states by `gated_delta.replay`."""
+        return parts.select(family, counts)
 
-    def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
+    def lengths(self, cache: parts.Cache) -> tuple[int, ...]:
         """Read them off."""
         return cache.lengths
 
-    def mark(self, cache: kv.Cache) -> kv.Cache:
-        """See `cache.mark`."""
-        return kv.mark(cache)
+    def mark(self, cache: parts.Cache) -> parts.Cache:
+        """See `parts.mark`."""
+        return parts.mark(cache)
 
-    def rewind(self, cache: kv.Cache) -> kv.Cache:
-        """See `cache.rewind`."""
-        return kv.rewind(cache)
+    def rewind(self, cache: parts.Cache) -> parts.Cache:
+        """See `parts.rewind`."""
+        return parts.rewind(cache)
 
-    def split_rows(self, cache: kv.Cache) -> tuple[kv.Cache, ...]:
-        """See `cache.split`."""
-        return kv.split(cache)
+    def split_rows(self, cache: parts.Cache) -> tuple[parts.Cache, ...]:
+        """See `parts.split`."""
+        return parts.split(cache)
 
-    def join_rows(self, caches: tuple[kv.Cache, ...]) -> kv.Cache:
-        """See `cache.join`."""
-        return kv.join(caches)
+    def join_rows(self, caches: tuple[parts.Cache, ...]) -> parts.Cache:
+        """See `parts.join`."""
+        return parts.join(caches)
 
-    def reserve(self, cache: kv.Cache, capacity: int) -> kv.Cache:
-        """See `cache.reserve`."""
-        return kv.reserve(cache, capacity)
+    def reserve(self, cache: parts.Cache, capacity: int) -> parts.Cache:
+        """See `parts.reserve`."""
+        return parts.reserve(cache, capacity)
 
     def asarray(self, values: np.ndarray, device: str) -> mx.array:
         """See `namespace.asarray`; memory belongs to no device.
@@ -180,15 +191,9 @@ class MlxPort:
         known = mx.array(np.ascontiguousarray(bits.values))
         return known.view(mx.bfloat16) if bits.dtype == "bfloat16" else known
 
-    def export_cache(self, cache: kv.Cache) -> dict[str, Bits]:
-        """Copy the visible slots."""
-        keys, values = kv.stores(cache.buffer)
-        return {
-            f"{layer}.{row}.{kind}": self.to_bits(store[row, :, :length].swapaxes(0, 1))
-            for kind, stores in (("keys", keys), ("values", values))
-            for layer, store in enumerate(stores)
-            for row, length in enumerate(cache.lengths)
-        }
+    def export_cache(self, cache: parts.Cache) -> dict[str, Bits]:
+        """See `moves.export`."""
+        return {name: self.to_bits(array) for name, array in moves.export(cache).items()}
 
     def import_cache(
         self,
@@ -197,19 +202,10 @@ class MlxPort:
         lengths: tuple[int, ...],
         marks: tuple[int, ...],
         capacity: int,
-    ) -> kv.Cache:
-        """Fill a buffer of one row after the other, and join them."""
-        rows = []
-        for row, length in enumerate(lengths):
-            family = kv.append(self.new_cache(model, capacity), length)
-            known = {
-                kind: [self.from_bits(arrays[f"{i}.{row}.{kind}"], model.device) for i in range(model.spec.num_layers)]
-                for kind in ("keys", "values")
-            }
-            stores = zip(*kv.stores(family.full.buffer), known["keys"], known["values"], strict=True)
-            kv.commit(family, [(kv.write(k, (0,), a[None]), kv.write(v, (0,), b[None])) for k, v, a, b in stores])
-            rows.append(kv.Cache(family.full.buffer, (length,), (marks[row],)))
-        return kv.join(tuple(rows))
+    ) -> parts.Cache:
+        """See `moves.restore`."""
+        known = {name: self.from_bits(bits, model.device) for name, bits in arrays.items()}
+        return moves.restore(self.new_cache(model, capacity), known, lengths, marks)
 
     def raw_tensors(self, obj: nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], list[bytes]]]:
         """Go over the parameters."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-__all__ = ["Reach", "attend", "masks"]
+__all__ = ["Reach", "attend", "mask"]
 
 MAX_WIDTH = 32
 """Torch's CPU kernel walks short chunks in blocks of 32 queries: up to here, all slots are treated alike."""
@@ -28,42 +28,41 @@ class Reach:
     window: int | None
 
 
-def masks(
-    reaches: set[Reach],
+def mask(
+    reach: Reach,
     starts: Integer[Tensor, " rows"],
     slots: int,
+    firsts: Integer[Tensor, " rows"],
     keys: int,
     dtype: torch.dtype,
-) -> dict[Reach, Float[Tensor, "rows slots keys"]]:
-    """Return one additive mask (0 or -inf) a reach, shared by all layers that have it.
+) -> Float[Tensor, "rows slots keys"]:
+    """Return the additive mask (0 or -inf) of a reach, shared by all layers that have it.
 
     Args:
-        reaches: what the layers need.
+        reach: what the layers let queries see.
         starts: position of each row's first query.
         slots: queries a row; a layer that is not causal sees the keys of all of them, and of all before.
-        keys: attended slots; key n stands at position n.
-        dtype: of the masks, the model's.
+        firsts: position of each row's first attended key.
+        keys: attended slots, at positions that follow each other.
+        dtype: of the mask, the model's.
     """
-    key = torch.arange(keys, device=starts.device)
+    key = firsts[:, None, None] + torch.arange(keys, device=starts.device)
     query = starts[:, None] + torch.arange(slots, device=starts.device)
-    distance = query[:, :, None] - key
-    made = {}
-    for reach in reaches:
-        last = query if reach.causal else query[:, -1:]
-        seen = (key <= last[:, :, None]).expand(-1, slots, -1)
-        if reach.window is not None:
-            seen = seen & (distance.abs() < reach.window)
-        made[reach] = torch.where(seen, 0.0, -torch.inf).to(dtype)
-    return made
+    last = query if reach.causal else query[:, -1:]
+    seen = (key <= last[:, :, None]).expand(-1, slots, -1)
+    if reach.window is not None:
+        seen = seen & ((query[:, :, None] - key).abs() < reach.window)
+    return torch.where(seen, 0.0, -torch.inf).to(dtype)
 
 
 def attend(
     q: Float[Tensor, "rows slots heads dim"],
     keys: Float[Tensor, "rows kv_heads capacity dim"],
     values: Float[Tensor, "rows kv_heads capacity dim"],
+    firsts: tuple[int, ...],
     mask: Float[Tensor, "rows slots keys"],
 ) -> Float[Tensor, "rows slots heads*dim"]:
-    """Return softmax(q k / sqrt(dim) + mask) v.
+    """Return softmax(q k / sqrt(dim) + mask) v over the slots that the mask is about, from `firsts[r]` on in row r.
 
     The query heads that share a K/V head become the batch of one kernel call, over K and V expanded without a copy;
     rows are taken one by one, so that a row's bits do not depend on its neighbours. The CPU kernel shares heads out
@@ -75,10 +74,11 @@ def attend(
     group = heads // kv_heads
     copies = 2 if heads == 1 and q.device.type == "cpu" else 1
     out = []
-    for row in range(rows):
+    for row, first in enumerate(firsts):
+        part = slice(first, first + length)
         query = q[row].view(slots, kv_heads, group, dim).permute(2, 1, 0, 3).expand(group * copies, -1, -1, -1)
-        k = keys[row, :, :length].expand(group * copies, kv_heads, length, dim)
-        v = values[row, :, :length].expand(group * copies, kv_heads, length, dim)
+        k = keys[row, :, part].expand(group * copies, kv_heads, length, dim)
+        v = values[row, :, part].expand(group * copies, kv_heads, length, dim)
         y = F.scaled_dot_product_attention(query, k, v, attn_mask=mask[row])[:group]
         out.append(y.permute(2, 1, 0, 3).reshape(1, slots, heads * dim))
     return out[0] if rows == 1 else torch.cat(out)

@@ -9,6 +9,10 @@ The attention kernel multiplies slots that nobody sees by a weight of exactly ze
 finds zeros beyond the slots that it claims: buffers start as zeros, and what a longer, forgotten fork left there is
 cleared when a shorter state goes on. In the ordinary loop every pass claims beyond the last, and there is nothing to
 clear.
+
+Layers that slide have a buffer with a window: slot n of a row holds position `bases[r] + n`, and where the buffer is
+full, what no query can see any more is left behind with it. That is a copy of the window once in about as many tokens,
+and bases are multiples of the bucket, so that keys lie in the blocks in which they would lie without it.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ __all__ = [
     "Cache",
     "CopyCounts",
     "Family",
+    "Span",
     "append",
     "join",
     "mark",
@@ -39,6 +44,9 @@ KV_BUCKET = 512
 """Attended lengths are multiples of this, the block in which torch's CPU kernel walks the keys (see docs/notes)."""
 
 
+UNBOUNDED = 1 << 62
+
+
 @dataclass(slots=True)
 class CopyCounts:
     """How often buffers were copied, over all caches that stem from one `new`.
@@ -46,10 +54,12 @@ class CopyCounts:
     Attributes:
         copies: because a live cache saw the slots to be written.
         growths: because the buffer was full.
+        slides: because a buffer with a window was full.
     """
 
     copies: int = 0
     growths: int = 0
+    slides: int = 0
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -61,6 +71,8 @@ class Buffer:
         values: the same.
         counts: copy counters of this buffer's line.
         written: slots from which on each row holds zeros.
+        bases: the position that each row's slot 0 holds; multiples of `KV_BUCKET`.
+        window: positions that a query sees, its own included; None for all.
         live: the caches that look at this buffer.
         lock: held while a cache claims slots or joins the live ones, so that threads which fork one state do not claim
             the same slots.
@@ -70,13 +82,15 @@ class Buffer:
     values: tuple[Tensor, ...]
     counts: CopyCounts
     written: tuple[int, ...]
+    bases: tuple[int, ...]
+    window: int | None = None
     live: weakref.WeakSet[Cache] = field(default_factory=weakref.WeakSet)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def capacity(self) -> int:
-        """Slots a row, N."""
-        return self.keys[0].shape[2]
+        """Slots a row, N; without layers there is room for everything."""
+        return self.keys[0].shape[2] if self.keys else UNBOUNDED
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -106,12 +120,38 @@ class Family:
     full: Cache
 
 
-def new(layers: int, rows: int, heads: int, dim: int, capacity: int, *, dtype: torch.dtype, device: str) -> Cache:
-    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer."""
-    shape = (rows, heads, _rounded(capacity), dim)
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The slots that a pass attends to.
+
+    Attributes:
+        firsts: the first slot of each row.
+        positions: what those slots hold.
+        count: how many slots follow, themselves included.
+    """
+
+    firsts: tuple[int, ...]
+    positions: tuple[int, ...]
+    count: int
+
+
+def new(
+    layers: int,
+    rows: int,
+    heads: int,
+    dim: int,
+    capacity: int,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    window: int | None = None,
+) -> Cache:
+    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer; a window bounds the capacity."""
+    shape = (rows, heads, _bounded(capacity, window), dim)
     keys = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
     values = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
-    return Cache(Buffer(keys, values, CopyCounts(), (0,) * rows), (0,) * rows, (0,) * rows)
+    zeros = (0,) * rows
+    return Cache(Buffer(keys, values, CopyCounts(), zeros, zeros, window), zeros, zeros)
 
 
 def append(cache: Cache, count: int) -> Family:
@@ -122,12 +162,16 @@ def append(cache: Cache, count: int) -> Family:
     """
     buffer = cache.buffer
     lengths = tuple(length + count for length in cache.lengths)
+    needed = max(length - base for length, base in zip(lengths, buffer.bases, strict=True))
     with buffer.lock:
-        if max(lengths) <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
+        if needed <= buffer.capacity and not _seen_beyond(buffer, cache.lengths):
             _clear(buffer, lengths)
             return Family(cache, Cache(buffer, lengths, cache.marks))
-    if max(lengths) > buffer.capacity:
-        fresh = _copied(cache, max(max(lengths), buffer.capacity * 3 // 2))
+    if needed > buffer.capacity and buffer.window is not None:
+        fresh = _copied(cache, max(_bounded(UNBOUNDED, buffer.window), buffer.window + KV_BUCKET + count))
+        fresh.counts.slides += 1
+    elif needed > buffer.capacity:
+        fresh = _copied(cache, max(needed, buffer.capacity * 3 // 2))
         fresh.counts.growths += 1
     else:
         fresh = _copied(cache, buffer.capacity)
@@ -155,9 +199,11 @@ def rewind(cache: Cache) -> Cache:
 
 def reserve(cache: Cache, capacity: int) -> Cache:
     """Return the same cache in a buffer of at least `capacity` slots."""
-    if capacity <= cache.buffer.capacity:
+    buffer = cache.buffer
+    wanted = _bounded(capacity - min(buffer.bases), buffer.window) if buffer.keys else 0
+    if wanted <= buffer.capacity:
         return cache
-    fresh = _copied(cache, capacity)
+    fresh = _copied(cache, wanted)
     fresh.counts.growths += 1
     return Cache(fresh, cache.lengths, cache.marks)
 
@@ -175,11 +221,17 @@ def join(caches: tuple[Cache, ...]) -> Cache:
         return caches[0]
     lengths = tuple(length for cache in caches for length in cache.lengths)
     marks = tuple(point for cache in caches for point in cache.marks)
+    bases = tuple(base for cache in caches for base in cache.buffer.bases)
     capacity = max(cache.buffer.capacity for cache in caches)
     keys = tuple(_stacked(parts, capacity) for parts in zip(*(cache.buffer.keys for cache in caches), strict=True))
     values = tuple(_stacked(parts, capacity) for parts in zip(*(cache.buffer.values for cache in caches), strict=True))
     written = tuple(end for cache in caches for end in cache.buffer.written)
-    return Cache(Buffer(keys, values, CopyCounts(), written), lengths, marks)
+    return Cache(Buffer(keys, values, CopyCounts(), written, bases, caches[0].buffer.window), lengths, marks)
+
+
+def slots(cache: Cache) -> tuple[int, ...]:
+    """Return the slot after each row's last token."""
+    return tuple(length - base for length, base in zip(cache.lengths, cache.buffer.bases, strict=True))
 
 
 def write(store: Tensor, starts: tuple[int, ...], rows: Tensor) -> None:
@@ -189,9 +241,46 @@ def write(store: Tensor, starts: tuple[int, ...], rows: Tensor) -> None:
         store[row, :, start : start + size] = rows[row].transpose(0, 1)
 
 
-def attended(cache: Cache, bucket: int = KV_BUCKET) -> int:
-    """Return how many slots a pass attends to: the longest row, rounded up to the bucket."""
-    return min(-(-max(cache.lengths) // bucket) * bucket, cache.buffer.capacity)
+def attended(family: Family, bucket: int = KV_BUCKET) -> Span:
+    """Return which slots a pass attends to: whole buckets, from the first position that a query sees to the last.
+
+    The buckets are those of positions, whatever the bases are. One number of slots serves all rows.
+    """
+    buffer = family.full.buffer
+    lasts = [-(-slot // bucket) * bucket for slot in slots(family.full)]
+    firsts = [0] * len(lasts)
+    if buffer.window is not None:
+        seen = [slot - buffer.window + 1 for slot in slots(family.start)]
+        firsts = [max(0, slot) // bucket * bucket for slot in seen]
+    count = min(max(last - first for first, last in zip(firsts, lasts, strict=True)), buffer.capacity)
+    firsts = tuple(min(first, buffer.capacity - count) for first in firsts)
+    return Span(firsts, tuple(first + base for first, base in zip(firsts, buffer.bases, strict=True)), count)
+
+
+def placed(empty: Cache, length: int) -> Cache:
+    """Return a single-row cache of `length` tokens in a buffer of its own, whose visible slots are still to be written.
+
+    Args:
+        empty: a cache of no tokens, whose capacity is enough.
+        length: tokens.
+    """
+    buffer, window = empty.buffer, empty.buffer.window
+    keys, values = (tuple(torch.zeros_like(store) for store in stores) for stores in (buffer.keys, buffer.values))
+    first = 0 if window is None else max(0, length - window + 1)
+    base = first // KV_BUCKET * KV_BUCKET
+    return Cache(Buffer(keys, values, CopyCounts(), (length - base,), (base,), window), (length,), (0,))
+
+
+def seen_by(cache: Cache, row: int) -> slice:
+    """Return the slots of a row that queries after it can see."""
+    end = slots(cache)[row]
+    window = cache.buffer.window
+    return slice(0 if window is None else max(0, end - window + 1), end)
+
+
+def _bounded(capacity: int, window: int | None) -> int:
+    """Return a capacity in buckets; with a window no more than twice its buckets, and one for a pass."""
+    return _rounded(capacity if window is None else min(capacity, 2 * _rounded(window) + KV_BUCKET))
 
 
 def _rounded(count: int) -> int:
@@ -202,8 +291,9 @@ def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
     return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
 
 
-def _clear(buffer: Buffer, ends: tuple[int, ...]) -> None:
+def _clear(buffer: Buffer, lengths: tuple[int, ...]) -> None:
     """Put zeros beyond the slots that a pass is about to write; what it finds there no live cache sees."""
+    ends = tuple(length - base for length, base in zip(lengths, buffer.bases, strict=True))
     for row, (end, written) in enumerate(zip(ends, buffer.written, strict=True)):
         if written > end:
             with torch.inference_mode():
@@ -213,11 +303,32 @@ def _clear(buffer: Buffer, ends: tuple[int, ...]) -> None:
 
 
 def _copied(cache: Cache, capacity: int) -> Buffer:
-    length = max(cache.lengths)
+    """Copy what a cache sees into a buffer of its own; with a window, what it can still see."""
     buffer = cache.buffer
+    if buffer.window is not None:
+        return _slid(cache, capacity)
+    length = max(cache.lengths)
     keys = tuple(_resized(keys, length, _rounded(capacity)) for keys in buffer.keys)
     values = tuple(_resized(values, length, _rounded(capacity)) for values in buffer.values)
-    return Buffer(keys, values, buffer.counts, tuple(min(end, length) for end in buffer.written))
+    written = tuple(min(end, length) for end in buffer.written)
+    return Buffer(keys, values, buffer.counts, written, buffer.bases)
+
+
+def _slid(cache: Cache, capacity: int) -> Buffer:
+    buffer, ends = cache.buffer, slots(cache)
+    shifts = tuple(seen_by(cache, row).start // KV_BUCKET * KV_BUCKET for row in range(len(ends)))
+
+    def moved(store: Tensor) -> Tensor:
+        rows, heads, _, dim = store.shape
+        fresh = store.new_zeros((rows, heads, _rounded(capacity), dim))
+        for row, (shift, end) in enumerate(zip(shifts, ends, strict=True)):
+            fresh[row, :, : end - shift] = store[row, :, shift:end]
+        return fresh
+
+    bases = tuple(base + shift for base, shift in zip(buffer.bases, shifts, strict=True))
+    written = tuple(end - shift for end, shift in zip(ends, shifts, strict=True))
+    keys, values = (tuple(moved(store) for store in stores) for stores in (buffer.keys, buffer.values))
+    return Buffer(keys, values, buffer.counts, written, bases, buffer.window)
 
 
 def _resized(store: Tensor, length: int, capacity: int) -> Tensor:
@@ -231,7 +342,8 @@ def _row(cache: Cache, row: int) -> Cache:
     buffer = cache.buffer
     keys = tuple(keys[row : row + 1].clone() for keys in buffer.keys)
     values = tuple(values[row : row + 1].clone() for values in buffer.values)
-    return Cache(Buffer(keys, values, CopyCounts(), (buffer.written[row],)), (cache.lengths[row],), (cache.marks[row],))
+    fresh = Buffer(keys, values, CopyCounts(), (buffer.written[row],), (buffer.bases[row],), buffer.window)
+    return Cache(fresh, (cache.lengths[row],), (cache.marks[row],))
 
 
 def _stacked(parts: tuple[Tensor, ...], capacity: int) -> Tensor:

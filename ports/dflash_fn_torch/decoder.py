@@ -13,24 +13,28 @@ from dflash_fn.config import DecoderSpec, LayerKind, TargetSpec
 from dflash_fn.port import TargetPass
 from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
-from dflash_fn_torch.attention import Reach, attend, masks
-from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_at, rotate
+from dflash_fn_torch import gated_delta, parts
+from dflash_fn_torch.attention import Reach, attend, mask
+from dflash_fn_torch.gated_delta import DeltaWeights
+from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_at, rotate, sigmoid
 
 __all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_pass"]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one attention and MLP layer.
+    """Weights of one layer: a token mixer and an MLP.
 
     Attributes:
         input_norm: [H].
-        qkv: queries, keys and values, [(heads + 2 kv_heads) * dim, H].
+        qkv: queries, keys and values, [(heads + 2 kv_heads) * dim, H]; with an output gate each head's rows of it
+            follow those of its query. In a gated delta net queries, keys and values, gate, and what makes b and d.
         qk_norm: [heads + kv_heads, dim], the heads' norm weights laid out a head a row; None without such norms.
-        out: [H, heads * dim].
+        out: [H, heads * dim], or [H, all values].
         post_norm: [H].
         gate_up: gate and up, [2 * intermediate, H].
         down: [H, intermediate].
+        delta: the rest of a gated delta net; None where the layer is attention.
     """
 
     input_norm: Tensor
@@ -40,6 +44,7 @@ class LayerWeights:
     post_norm: Tensor
     gate_up: Projection
     down: Projection
+    delta: DeltaWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +63,51 @@ class Chunk:
 
     Attributes:
         family: the cache, with the chunk's slots claimed.
-        cos: [R, S, 1, dim] of the chunk's positions.
+        cos: [R, S, 1, turned] of the chunk's positions.
         sin: the same, negated in its first half.
-        masks: one a kind of layer.
+        spans: attended slots of each kind of attention.
+        masks: one a reach.
         groups: into how many parts products are split.
     """
 
-    family: kv.Family
+    family: parts.Family
     cos: Tensor
     sin: Tensor
+    spans: dict[LayerKind, kv.Span]
     masks: dict[Reach, Tensor]
     groups: int
 
 
 def chunk_at(
-    spec: DecoderSpec, family: kv.Family, reaches: set[Reach], exact_rows: bool, bucket: int = kv.KV_BUCKET
+    spec: DecoderSpec,
+    family: parts.Family,
+    reaches: list[Reach],
+    exact_rows: bool,
+    like: Tensor,
+    bucket: int = kv.KV_BUCKET,
 ) -> Chunk:
-    """Prepare a pass over the slots that `family` claims, at the positions that follow its start."""
-    starts, ends = family.start.lengths, family.full.lengths
-    store = family.full.buffer.keys[0]
-    slots = ends[0] - starts[0]
-    cos, sin = rope_at(spec.rope, starts, slots, store.dtype, str(store.device))
-    made = masks(
-        reaches, torch.tensor(starts, device=store.device), slots, kv.attended(family.full, bucket), store.dtype
-    )
-    return Chunk(family, cos, sin, made, len(starts) if exact_rows else 1)
+    """Prepare a pass over the slots that `family` claims, at the positions that follow its start.
+
+    Args:
+        spec: the model's.
+        family: of `parts.append`.
+        reaches: one a layer; none where nothing attends.
+        exact_rows: whether products are split by rows.
+        like: a tensor of the model's dtype and device.
+        bucket: attended lengths are multiples of it.
+    """
+    starts = family.start.lengths
+    slots = family.full.full.lengths[0] - starts[0]
+    cos, sin = rope_at(spec.rope, starts, slots, like.dtype, str(like.device))
+    spans = {kind: kv.attended(family.of(kind), bucket) for kind in set(spec.layer_kinds) - {LayerKind.DELTA}}
+    first = torch.tensor(starts, device=like.device)
+    made = {}
+    for kind, reach in set(zip(spec.layer_kinds, reaches, strict=False)):
+        if kind is not LayerKind.DELTA:
+            span = spans[kind]
+            held = torch.tensor(span.positions, device=like.device)
+            made[reach] = mask(reach, first, slots, held, span.count, like.dtype)
+    return Chunk(family, cos, sin, spans, made, len(starts) if exact_rows else 1)
 
 
 def layer_pass(
@@ -93,29 +118,75 @@ def layer_pass(
     reach: Reach,
     x: Float[Tensor, "tokens hidden"],
 ) -> Float[Tensor, "tokens hidden"]:
-    """Run one layer over a chunk; its K and V go into the slots that the chunk claimed."""
-    h = rms_norm(x, weights.input_norm, spec.norm_eps)
-    q, k, v = _heads(spec, weights, chunk, project(h, weights.qkv, chunk.groups))
-    buffer, starts = chunk.family.full.buffer, chunk.family.start.lengths
-    kv.write(buffer.keys[layer], starts, k)
-    kv.write(buffer.values[layer], starts, v)
-    y = attend(q, buffer.keys[layer], buffer.values[layer], chunk.masks[reach])
-    x = x + project(y.view(x.shape[0], -1), weights.out, chunk.groups)
+    """Run one layer over a chunk; what it remembers goes into the chunk's family."""
+    h = project(rms_norm(x, weights.input_norm, spec.norm_eps), weights.qkv, chunk.groups)
+    if weights.delta is None:
+        y = _attention(spec, weights, layer, chunk, reach, h)
+    else:
+        y = _delta_net(spec, weights.delta, layer, chunk, h)
+    x = x + project(y, weights.out, chunk.groups)
     h = rms_norm(x, weights.post_norm, spec.norm_eps)
     return x + gated_mlp(h, weights.gate_up, weights.down, chunk.groups)
 
 
+def _attention(
+    spec: DecoderSpec,
+    weights: LayerWeights,
+    layer: int,
+    chunk: Chunk,
+    reach: Reach,
+    projected: Float[Tensor, "tokens outputs"],
+) -> Float[Tensor, "tokens values"]:
+    """Write K and V into the slots that the chunk claimed, and attend."""
+    q, k, v, gate = _heads(spec, weights, chunk, projected)
+    kind, place = spec.layer_kinds[layer], parts.places(spec.layer_kinds)[layer]
+    family = chunk.family.of(kind)
+    keys, values = family.full.buffer.keys[place], family.full.buffer.values[place]
+    starts = tuple(end - q.shape[1] for end in kv.slots(family.full))
+    kv.write(keys, starts, k)
+    kv.write(values, starts, v)
+    y = attend(q, keys, values, chunk.spans[kind].firsts, chunk.masks[reach]).view(len(projected), -1)
+    return y if gate is None else y * sigmoid(gate.float()).to(y.dtype)
+
+
+def _delta_net(
+    spec: DecoderSpec,
+    weights: DeltaWeights,
+    layer: int,
+    chunk: Chunk,
+    projected: Float[Tensor, "tokens outputs"],
+) -> Float[Tensor, "tokens values"]:
+    """Run each row apart over its own state, and keep the tapes."""
+    assert spec.delta is not None
+    states = chunk.family.start.recent.states[parts.places(spec.layer_kinds)[layer]]
+    rows = projected.contiguous().chunk(len(states))
+    made = [
+        gated_delta.mix(spec.delta, weights, spec.norm_eps, state, row) for state, row in zip(states, rows, strict=True)
+    ]
+    chunk.family.tapes.append(tuple(tape for _, tape in made))
+    return torch.cat([y for y, _ in made])
+
+
 def _heads(
     spec: DecoderSpec, weights: LayerWeights, chunk: Chunk, qkv: Float[Tensor, "tokens outputs"]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a projection into heads, [R, S, heads, dim] each; normalise and turn queries and keys together."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Split a projection into heads, [R, S, heads, dim] each; normalise and turn queries and keys together.
+
+    Returns:
+        queries, keys, values, and the output gate [tokens, heads * dim] where there is one.
+    """
     rows, slots = chunk.cos.shape[:2]
     heads = qkv.contiguous().view(rows, slots, -1, spec.head_dim)
+    gate = None
+    if spec.output_gate:
+        both, kv_heads = heads.split([2 * spec.num_heads, 2 * spec.num_kv_heads], dim=2)
+        q, gate = both.unflatten(2, (spec.num_heads, 2)).unbind(3)
+        heads, gate = torch.cat([q, kv_heads], dim=2), gate.reshape(len(qkv), -1)
     qk, v = heads.split([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], dim=2)
     if weights.qk_norm is not None:
         qk = rms_norm(qk, weights.qk_norm, spec.norm_eps)
     q, k = rotate(qk, chunk.cos, chunk.sin).split([spec.num_heads, spec.num_kv_heads], dim=2)
-    return q, k, v
+    return q, k, v, gate
 
 
 def target_reach(spec: DecoderSpec, kind: LayerKind) -> Reach:
@@ -126,7 +197,7 @@ def target_reach(spec: DecoderSpec, kind: LayerKind) -> Reach:
 @torch.inference_mode()
 def target_pass(
     target: Model[TargetSpec],
-    cache: kv.Cache,
+    cache: parts.Cache,
     tokens: Integer[Tensor, "rows slots"],
     *,
     taps: tuple[int, ...],
@@ -136,9 +207,9 @@ def target_pass(
     """Run the target over a chunk; see `dflash_fn.port.Port.target_pass`."""
     spec: TargetSpec = target.spec
     weights: TargetWeights = target.weights
-    family = kv.append(cache, tokens.shape[1])
+    family = parts.append(cache, tokens.shape[1])
     reaches = [target_reach(spec, kind) for kind in spec.layer_kinds]
-    chunk = chunk_at(spec, family, set(reaches), exact_rows)
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.embedding)
     x = F.embedding(tokens, weights.embedding).view(tokens.numel(), -1)
     tapped = {}
     for layer, reach in enumerate(reaches):

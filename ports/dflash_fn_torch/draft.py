@@ -12,6 +12,7 @@ from torch import Tensor
 from dflash_fn.config import DraftSpec, LayerKind, TargetSpec
 from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
+from dflash_fn_torch import parts
 from dflash_fn_torch.attention import Reach
 from dflash_fn_torch.decoder import LayerWeights, TargetWeights, chunk_at, layer_pass
 from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
@@ -46,18 +47,18 @@ class DraftWeights:
 @torch.inference_mode()
 def draft_context(
     draft: Model[DraftSpec],
-    cache: kv.Cache,
+    cache: parts.Cache,
     features: Float[Tensor, "rows slots tapped"],
     counts: tuple[int, ...],
     *,
     exact_rows: bool,
-) -> kv.Cache:
+) -> parts.Cache:
     """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
-    family = kv.append(cache, slots)
-    chunk = chunk_at(spec, family, set(), exact_rows)
+    family = parts.append(cache, slots)
+    chunk = chunk_at(spec, family, [], exact_rows, weights.norm)
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
     context = rms_norm(fused, weights.context_norm, spec.norm_eps)
     heads = project(context, weights.context_kv, chunk.groups).contiguous()
@@ -66,10 +67,12 @@ def draft_context(
     if weights.context_k_norm is not None:
         k = rms_norm(k, weights.context_k_norm, spec.norm_eps)
     k = rotate(k, chunk.cos, chunk.sin).view(v.shape)
-    for layer in range(spec.num_layers):
-        kv.write(family.full.buffer.keys[layer], cache.lengths, k[:, :, layer])
-        kv.write(family.full.buffer.values[layer], cache.lengths, v[:, :, layer])
-    return kv.select(family, counts)
+    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, parts.places(spec.layer_kinds), strict=True)):
+        claimed = family.of(kind).full
+        starts = tuple(end - slots for end in kv.slots(claimed))
+        kv.write(claimed.buffer.keys[place], starts, k[:, :, layer])
+        kv.write(claimed.buffer.values[place], starts, v[:, :, layer])
+    return parts.select(family, counts)
 
 
 def draft_reaches(spec: DraftSpec) -> list[Reach]:
@@ -84,7 +87,7 @@ def draft_reaches(spec: DraftSpec) -> list[Reach]:
 def draft_pass(
     draft: Model[DraftSpec],
     target: Model[TargetSpec],
-    cache: kv.Cache,
+    cache: parts.Cache,
     block: Integer[Tensor, "rows slots"],
     *,
     exact_rows: bool,
@@ -95,7 +98,8 @@ def draft_pass(
     owner: TargetWeights = target.weights
     reaches = draft_reaches(spec)
     # The block's own K and V are written behind the context and forgotten with this family.
-    chunk = chunk_at(spec, kv.append(cache, block.shape[1]), set(reaches), exact_rows, BLOCK_BUCKET)
+    family = parts.append(cache, block.shape[1])
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET)
     x = F.embedding(block, owner.embedding).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale

@@ -14,7 +14,22 @@ from torch import Tensor
 from dflash_fn.config import RopeSpec
 from dflash_fn.rope import rope_tables
 
-__all__ = ["Projection", "gated_mlp", "pack", "product", "project", "rms_norm", "rope_at", "rotate"]
+__all__ = [
+    "Projection",
+    "gated_mlp",
+    "pack",
+    "product",
+    "project",
+    "rms_norm",
+    "rope_at",
+    "rotate",
+    "sigmoid",
+    "silu",
+    "softplus",
+]
+
+LINEAR_FROM = 20.0
+"""From here on softplus is the identity, as it is in torch."""
 
 TYPICAL_TOKENS = 8
 """What oneDNN is told of the number of tokens when it lays out a weight; any number works."""
@@ -99,19 +114,44 @@ def project(
 def rms_norm(
     x: Float[Tensor, "*batch size"], weight: Float[Tensor, "*parts size"], eps: float
 ) -> Float[Tensor, "*batch size"]:
-    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32, the weight applied in x's dtype as Llama does."""
+    """Return x / sqrt(mean(x^2) + eps) * weight, the mean in float32.
+
+    The weight is applied in its own dtype: in x's as Llama does it, or in float32 as Qwen3.5 does.
+    """
     if x.dtype == torch.float32 and weight.dim() == 1:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype) * weight
+    return (F.rms_norm(x.float(), x.shape[-1:], None, eps).to(weight.dtype) * weight).to(x.dtype)
 
 
 def rotate(
     x: Float[Tensor, "rows slots heads dim"],
-    cos: Float[Tensor, "rows slots 1 dim"],
-    sin: Float[Tensor, "rows slots 1 dim"],
+    cos: Float[Tensor, "rows slots 1 turned"],
+    sin: Float[Tensor, "rows slots 1 turned"],
 ) -> Float[Tensor, "rows slots heads dim"]:
-    """Turn each pair (x[i], x[i + dim / 2]) by its angle; `sin` holds -sin in its first half."""
-    return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+    """Turn each pair (x[i], x[i + turned / 2]) by its angle; `sin` holds -sin in its first half."""
+    turned = cos.shape[-1]
+    if turned < x.shape[-1]:
+        return torch.cat([rotate(x[..., :turned], cos, sin), x[..., turned:]], dim=-1)
+    return x * cos + x.roll(turned // 2, dims=-1) * sin
+
+
+def sigmoid(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return 1 / (1 + exp(-x)).
+
+    In float32 torch's own, `F.softplus` and `F.silu` have other bits in the last elements of an array than in those
+    before; exp, log1p and sums have the same everywhere.
+    """
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
+def silu(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return x / (1 + exp(-x))."""
+    return x / (1.0 + torch.exp(-x))
+
+
+def softplus(x: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return log(1 + exp(x)), which is x where that is large."""
+    return torch.where(x > LINEAR_FROM, x, torch.log1p(torch.exp(x.clamp(max=LINEAR_FROM))))
 
 
 def gated_mlp(

@@ -20,7 +20,7 @@ from dflash_fn.memory import peak_host_memory
 from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
-from dflash_fn_torch import cache as kv
+from dflash_fn_torch import moves, parts
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class TorchPort:
-    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.cache.Cache`, a family a `cache.Family`."""
+    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`."""
 
     name: str = "torch"
     prefill_width: int = 256
@@ -91,18 +91,14 @@ class TorchPort:
 
         return AutoTokenizer.from_pretrained(source)
 
-    def new_cache(self, model: Model[Any], capacity: int) -> kv.Cache:
+    def new_cache(self, model: Model[Any], capacity: int) -> parts.Cache:
         """Allocate zeros."""
-        spec = model.spec
-        return kv.new(
-            spec.num_layers, 1, spec.num_kv_heads, spec.head_dim, capacity,
-            dtype=_dtype(model.dtype), device=model.device,
-        )  # fmt: skip
+        return parts.new(model.spec, capacity, dtype=_dtype(model.dtype), device=model.device)
 
     def target_pass(
         self,
         target: Model[TargetSpec],
-        cache: kv.Cache,
+        cache: parts.Cache,
         tokens: Tensor,
         *,
         taps: tuple[int, ...],
@@ -113,47 +109,54 @@ class TorchPort:
         return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
 
     def draft_context(
-        self, draft: Model[DraftSpec], cache: kv.Cache, features: Tensor, counts: tuple[int, ...], *, exact_rows: bool
-    ) -> kv.Cache:
+        self,
+        draft: Model[DraftSpec],
+        cache: parts.Cache,
+        features: Tensor,
+        counts: tuple[int, ...],
+        *,
+        exact_rows: bool,
+    ) -> parts.Cache:
         """See `draft.draft_context`."""
         return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
 
     def draft_pass(
-        self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: kv.Cache, block: Tensor, *, exact_rows: bool
+        self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: parts.Cache, block: Tensor, *, exact_rows: bool
     ) -> Tensor:
         """See `draft.draft_pass`."""
         return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
 
-    def select(self, family: kv.Family, counts: tuple[int, ...]) -> kv.Cache:
-        """A new length over the same memory."""
-        return kv.select(family, counts)
+    @torch.inference_mode()
+    def select(self, family: parts.Family, counts: tuple[int, ...]) -> parts.Cache:
+        """New lengths over the same memory, and states by `gated_delta.replay`."""
+        return parts.select(family, counts)
 
-    def lengths(self, cache: kv.Cache) -> tuple[int, ...]:
+    def lengths(self, cache: parts.Cache) -> tuple[int, ...]:
         """Read them off."""
         return cache.lengths
 
-    def mark(self, cache: kv.Cache) -> kv.Cache:
-        """See `cache.mark`."""
-        return kv.mark(cache)
+    def mark(self, cache: parts.Cache) -> parts.Cache:
+        """See `parts.mark`."""
+        return parts.mark(cache)
 
-    def rewind(self, cache: kv.Cache) -> kv.Cache:
-        """See `cache.rewind`."""
-        return kv.rewind(cache)
-
-    @torch.inference_mode()
-    def split_rows(self, cache: kv.Cache) -> tuple[kv.Cache, ...]:
-        """See `cache.split`."""
-        return kv.split(cache)
+    def rewind(self, cache: parts.Cache) -> parts.Cache:
+        """See `parts.rewind`."""
+        return parts.rewind(cache)
 
     @torch.inference_mode()
-    def join_rows(self, caches: tuple[kv.Cache, ...]) -> kv.Cache:
-        """See `cache.join`."""
-        return kv.join(caches)
+    def split_rows(self, cache: parts.Cache) -> tuple[parts.Cache, ...]:
+        """See `parts.split`."""
+        return parts.split(cache)
 
     @torch.inference_mode()
-    def reserve(self, cache: kv.Cache, capacity: int) -> kv.Cache:
-        """See `cache.reserve`."""
-        return kv.reserve(cache, capacity)
+    def join_rows(self, caches: tuple[parts.Cache, ...]) -> parts.Cache:
+        """See `parts.join`."""
+        return parts.join(caches)
+
+    @torch.inference_mode()
+    def reserve(self, cache: parts.Cache, capacity: int) -> parts.Cache:
+        """See `parts.reserve`."""
+        return parts.reserve(cache, capacity)
 
     def asarray(self, values: np.ndarray, device: str) -> Tensor:
         """Copy to the device."""
@@ -175,15 +178,9 @@ class TorchPort:
         known = torch.from_numpy(np.array(bits.values))
         return (known.view(torch.bfloat16) if bits.dtype == "bfloat16" else known).to(device)
 
-    def export_cache(self, cache: kv.Cache) -> dict[str, Bits]:
-        """Copy the visible slots."""
-        buffer = cache.buffer
-        return {
-            f"{layer}.{row}.{kind}": self.to_bits(store[row, :, :length].transpose(0, 1))
-            for kind, stores in (("keys", buffer.keys), ("values", buffer.values))
-            for layer, store in enumerate(stores)
-            for row, length in enumerate(cache.lengths)
-        }
+    def export_cache(self, cache: parts.Cache) -> dict[str, Bits]:
+        """See `moves.export`."""
+        return {name: self.to_bits(tensor) for name, tensor in moves.export(cache).items()}
 
     @torch.inference_mode()
     def import_cache(
@@ -193,18 +190,10 @@ class TorchPort:
         lengths: tuple[int, ...],
         marks: tuple[int, ...],
         capacity: int,
-    ) -> kv.Cache:
-        """Fill a buffer of one row after the other, and join them."""
-        rows = []
-        for row, length in enumerate(lengths):
-            cache = self.new_cache(model, capacity)
-            buffer = kv.append(cache, length).full.buffer
-            for layer in range(model.spec.num_layers):
-                for store, kind in ((buffer.keys[layer], "keys"), (buffer.values[layer], "values")):
-                    known = self.from_bits(arrays[f"{layer}.{row}.{kind}"], model.device)
-                    kv.write(store, (0,), known[None])
-            rows.append(kv.Cache(buffer, (length,), (marks[row],)))
-        return kv.join(tuple(rows))
+    ) -> parts.Cache:
+        """See `moves.restore`."""
+        tensors = {name: self.from_bits(bits, model.device) for name, bits in arrays.items()}
+        return moves.restore(self.new_cache(model, capacity), tensors, lengths, marks)
 
     def raw_tensors(self, obj: torch.nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], list[bytes]]]:
         """Go over the state dict, less the names that share another's memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,21 +10,45 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dflash_fn import errors
-from dflash_fn.checkpoint import Reader, read_folder
-from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
+from dflash_fn.checkpoint import Reader, centered_norms, read_folder, text_part
+from dflash_fn.config import DecoderSpec, DeltaSpec, DraftSpec, LayerKind, TargetSpec
 from dflash_fn.sources import Source
 from dflash_fn_torch.decoder import LayerWeights, TargetWeights
 from dflash_fn_torch.draft import DraftWeights
+from dflash_fn_torch.gated_delta import DeltaWeights
 from dflash_fn_torch.ops import Projection, pack
 
 __all__ = ["open_reader", "read_draft", "read_target"]
 
 
-def open_reader(source: Source, dtype: torch.dtype, device: str) -> Reader[Tensor]:
+@dataclass(slots=True)
+class TorchReader(Reader[Tensor]):
+    """A reader that knows how its source stores norms.
+
+    Attributes:
+        device: where tensors go.
+        centered: whether norms lack the 1 that is to be added to them; None where they are as Llama's.
+    """
+
+    device: str
+    centered: bool | None
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """Return a copy in float32, whatever the model's dtype is."""
+        return self.raw(name, *shape).detach().to(device=self.device, dtype=torch.float32, copy=True)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """Return a norm's weight, in float32 where it is applied in float32."""
+        if self.centered is None:
+            return self.take(name, size)
+        return self.exact(name, size) + (1.0 if self.centered else 0.0)
+
+
+def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool = False) -> TorchReader:
     """Open a source's tensors.
 
     On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from. A model
-    in memory on an accelerator is used in place.
+    in memory on an accelerator is used in place. Of a hybrid, only the text part is there, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
@@ -34,12 +59,15 @@ def open_reader(source: Source, dtype: torch.dtype, device: str) -> Reader[Tenso
         assert source.folder is not None
         tensors = read_folder(source.folder, _read_file, (SafetensorError, OSError))
     from_files = source.obj is None
+    centered = centered_norms(tensors) if hybrid else None
     # Tensors from files are views of mapped memory, which would change with the file: own weights are copies.
-    return Reader(
+    return TorchReader(
         source.name,
-        tensors,
+        text_part(source.name, tensors) if hybrid else tensors,
         lambda x: x.detach().to(device=device, dtype=dtype, copy=from_files),
         joins=from_files or device == "cpu",
+        device=device,
+        centered=centered,
     )
 
 
@@ -60,10 +88,10 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
         raise errors.UnsupportedModel(
             f"{source.name}: got head_dim {spec.head_dim}; port torch runs heads whose size is a multiple of 4"
         )
-    reader = open_reader(source, dtype, device)
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
     embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
-    layers = tuple(_read_layer(reader, spec, f"model.layers.{i}") for i in range(spec.num_layers))
-    norm = reader.take("model.norm.weight", spec.hidden_size)
+    layers = tuple(_read_layer(reader, spec, i, f"model.layers.{i}") for i in range(spec.num_layers))
+    norm = reader.norm("model.norm.weight", spec.hidden_size)
     if spec.tied_head:
         reader.skip("lm_head.weight")
         head = embedding
@@ -80,10 +108,10 @@ def read_draft(source: Source, spec: DraftSpec, dtype: torch.dtype, device: str)
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
-    reader = open_reader(source, dtype, device)
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
     fuse = Projection((pack(reader.take("fc.weight", hidden, taps * hidden)),))
     context_norm = reader.take("hidden_norm.weight", hidden)
-    layers = tuple(_read_layer(reader, spec, f"layers.{i}") for i in range(spec.num_layers))
+    layers = tuple(_read_layer(reader, spec, i, f"layers.{i}") for i in range(spec.num_layers))
     norm = reader.take("norm.weight", hidden)
     reader.finish()
     return DraftWeights(
@@ -91,22 +119,50 @@ def read_draft(source: Source, spec: DraftSpec, dtype: torch.dtype, device: str)
     )
 
 
-def _read_layer(reader: Reader[Tensor], spec: DecoderSpec, prefix: str) -> LayerWeights:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    qkv = _projection(
-        reader, attention, {"q_proj": queries, "k_proj": keys, "v_proj": keys}, hidden, bias=spec.attention_bias
-    )
+def _read_layer(reader: TorchReader, spec: DecoderSpec, layer: int, prefix: str) -> LayerWeights:
+    hidden, inner, mlp = spec.hidden_size, spec.intermediate_size, f"{prefix}.mlp"
+    if spec.layer_kinds[layer] is LayerKind.DELTA:
+        assert spec.delta is not None
+        qkv, qk_norm, out, delta = _read_delta_net(reader, spec.delta, hidden, f"{prefix}.linear_attn")
+    else:
+        qkv, qk_norm, out, delta = _read_attention(reader, spec, f"{prefix}.self_attn")
     return LayerWeights(
-        input_norm=reader.take(f"{prefix}.input_layernorm.weight", hidden),
+        input_norm=reader.norm(f"{prefix}.input_layernorm.weight", hidden),
         qkv=_packed(qkv),
-        qk_norm=_qk_norm(reader, spec, attention) if spec.qk_norm else None,
-        out=_packed(_projection(reader, attention, {"o_proj": hidden}, queries, bias=spec.attention_bias)),
-        post_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+        qk_norm=qk_norm,
+        out=_packed(out),
+        delta=delta,
+        post_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
         gate_up=_packed(_projection(reader, mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=spec.mlp_bias)),
         down=_packed(_projection(reader, mlp, {"down_proj": hidden}, inner, bias=spec.mlp_bias)),
     )
+
+
+Mixer = tuple[Projection, Tensor | None, Projection, DeltaWeights | None]
+"""Input projection, norms of queries and keys, output projection, and the rest of a gated delta net."""
+
+
+def _read_attention(reader: TorchReader, spec: DecoderSpec, prefix: str) -> Mixer:
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    outputs = {"q_proj": queries * (2 if spec.output_gate else 1), "k_proj": keys, "v_proj": keys}
+    qkv = _projection(reader, prefix, outputs, spec.hidden_size, bias=spec.attention_bias)
+    out = _projection(reader, prefix, {"o_proj": spec.hidden_size}, queries, bias=spec.attention_bias)
+    return qkv, _qk_norm(reader, spec, prefix) if spec.qk_norm else None, out, None
+
+
+def _read_delta_net(reader: TorchReader, spec: DeltaSpec, hidden: int, prefix: str) -> Mixer:
+    heads = spec.value_heads
+    outputs = {"in_proj_qkv": spec.channels, "in_proj_z": spec.values, "in_proj_b": heads, "in_proj_a": heads}
+    qkv = _projection(reader, prefix, outputs, hidden, bias=False)
+    shape = (1, spec.kernel) if reader.centered else (spec.kernel, 1)
+    conv = reader.exact(f"{prefix}.conv1d.weight", spec.channels, *shape)
+    delta = DeltaWeights(
+        conv=conv.reshape(spec.channels, spec.kernel).t().contiguous(),
+        rate=-torch.exp(reader.exact(f"{prefix}.A_log", heads)),
+        dt_bias=reader.exact(f"{prefix}.dt_bias", heads),
+        norm=reader.take(f"{prefix}.norm.weight", spec.value_dim),
+    )
+    return qkv, None, _projection(reader, prefix, {"out_proj": hidden}, spec.values, bias=False), delta
 
 
 def _projection(reader: Reader[Tensor], prefix: str, outputs: dict[str, int], inputs: int, *, bias: bool) -> Projection:
@@ -134,7 +190,7 @@ def _context_k_norm(spec: DraftSpec, layers: tuple[LayerWeights, ...]) -> Tensor
     return torch.cat(norms) if norms else None
 
 
-def _qk_norm(reader: Reader[Tensor], spec: DecoderSpec, attention: str) -> Tensor:
-    q = reader.take(f"{attention}.q_norm.weight", spec.head_dim)
-    k = reader.take(f"{attention}.k_norm.weight", spec.head_dim)
+def _qk_norm(reader: TorchReader, spec: DecoderSpec, attention: str) -> Tensor:
+    q = reader.norm(f"{attention}.q_norm.weight", spec.head_dim)
+    k = reader.norm(f"{attention}.k_norm.weight", spec.head_dim)
     return torch.cat([q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)])

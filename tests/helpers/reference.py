@@ -30,7 +30,7 @@ def target_hidden_states(design: TargetDesign, ids: list[int]) -> tuple[list[np.
             seen &= positions[:, None] - positions < spec.sliding_window
         x = _layer(spec, part, x, positions, None, seen)
         states.append(x)
-    states[-1] = _norm(x, tensors["model.norm.weight"], spec.norm_eps)
+    states[-1] = _norm(x, tensors["model.norm.weight"] + _center(spec), spec.norm_eps)
     head = tensors["model.embed_tokens.weight" if spec.tied_head else "lm_head.weight"]
     return states, states[-1] @ head.T
 
@@ -74,7 +74,10 @@ def _layer(
     context: tuple[np.ndarray, np.ndarray] | None,
     seen: np.ndarray,
 ) -> np.ndarray:
-    h = _norm(x, part["input_layernorm.weight"], spec.norm_eps)
+    h = _norm(x, part["input_layernorm.weight"] + _center(spec), spec.norm_eps)
+    if "linear_attn.A_log" in part:
+        x = x + _delta_net(spec, part, h)
+        return x + _mlp(spec, part, x)
     q = _heads(spec, part, "q", h, positions)
     k, v = _heads(spec, part, "k", h, positions), _heads(spec, part, "v", h, None)
     if context is not None:
@@ -87,22 +90,72 @@ def _layer(
     weights = np.exp(np.where(seen, scores, -np.inf))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = np.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
+    if spec.output_gate:
+        mixed = mixed * _sigmoid(_projected(spec, part, "q", h)[..., spec.head_dim :].reshape(len(x), -1))
     x = x + mixed @ part["self_attn.o_proj.weight"].T + part.get("self_attn.o_proj.bias", 0.0)
-    h = _norm(x, part["post_attention_layernorm.weight"], spec.norm_eps)
+    return x + _mlp(spec, part, x)
+
+
+def _mlp(spec: DecoderSpec, part: Tensors, x: np.ndarray) -> np.ndarray:
+    h = _norm(x, part["post_attention_layernorm.weight"] + _center(spec), spec.norm_eps)
     gate, up = h @ part["mlp.gate_proj.weight"].T, h @ part["mlp.up_proj.weight"].T
-    return x + (gate / (1.0 + np.exp(-gate)) * up) @ part["mlp.down_proj.weight"].T
+    return (gate * _sigmoid(gate) * up) @ part["mlp.down_proj.weight"].T
+
+
+def _delta_net(spec: DecoderSpec, part: Tensors, h: np.ndarray) -> np.ndarray:
+    """Follow the recurrence as it is written in the papers, a token and a head at a time."""
+    sizes = spec.delta
+    assert sizes is not None
+    part = _below(part, "linear_attn.")
+    mixed, kernel = h @ part["in_proj_qkv.weight"].T, part["conv1d.weight"][:, 0]
+    padded = np.concatenate([np.zeros((sizes.kernel - 1, sizes.channels)), mixed])
+    seen = np.stack([(padded[t : t + sizes.kernel].T * kernel).sum(axis=1) for t in range(len(h))])
+    seen = seen * _sigmoid(seen)
+    q, k, v = np.split(seen, [sizes.keys, 2 * sizes.keys], axis=1)
+    q, k = (_unit(x.reshape(len(h), sizes.key_heads, sizes.key_dim)) for x in (q, k))
+    v = v.reshape(len(h), sizes.value_heads, sizes.value_dim)
+    beta = _sigmoid(h @ part["in_proj_b.weight"].T)
+    decay = np.exp(-np.exp(part["A_log"]) * np.log1p(np.exp(h @ part["in_proj_a.weight"].T + part["dt_bias"])))
+    gate = (h @ part["in_proj_z.weight"].T).reshape(v.shape)
+    out, group = np.zeros_like(v), sizes.value_heads // sizes.key_heads
+    for head in range(sizes.value_heads):
+        state = np.zeros((sizes.key_dim, sizes.value_dim))
+        for t in range(len(h)):
+            key = k[t, head // group]
+            state = decay[t, head] * state
+            state = state + np.outer(key, beta[t, head] * (v[t, head] - state.T @ key))
+            out[t, head] = state.T @ q[t, head // group] / math.sqrt(sizes.key_dim)
+    out = _norm(out, part["norm.weight"], spec.norm_eps) * gate * _sigmoid(gate)
+    return out.reshape(len(h), -1) @ part["out_proj.weight"].T
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + 1e-6)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _center(spec: DecoderSpec) -> float:
+    """What is added to the weights of norms."""
+    return 1.0 if spec.family == "qwen3_5" else 0.0
+
+
+def _projected(spec: DecoderSpec, part: Tensors, name: str, x: np.ndarray) -> np.ndarray:
+    y = x @ part[f"self_attn.{name}_proj.weight"].T + part.get(f"self_attn.{name}_proj.bias", 0.0)
+    return y.reshape(len(x), -1, spec.head_dim * (2 if spec.output_gate and name == "q" else 1))
 
 
 def _heads(spec: DecoderSpec, part: Tensors, name: str, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
-    y = x @ part[f"self_attn.{name}_proj.weight"].T + part.get(f"self_attn.{name}_proj.bias", 0.0)
-    y = y.reshape(len(x), -1, spec.head_dim)
+    y = _projected(spec, part, name, x)[..., : spec.head_dim]
     if positions is None:
         return y
     if spec.qk_norm:
-        y = _norm(y, part[f"self_attn.{name}_norm.weight"], spec.norm_eps)
+        y = _norm(y, part[f"self_attn.{name}_norm.weight"] + _center(spec), spec.norm_eps)
     cos, sin = (table.astype(np.float64)[:, None] for table in rope_tables(spec.rope, positions))
-    left, right = np.split(y, 2, axis=-1)
-    return np.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    left, right, rest = np.split(y, [spec.rope.dim // 2, spec.rope.dim], axis=-1)
+    return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=-1)
 
 
 def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -28,8 +28,8 @@ PROPOSERS: dict[str, Callable[[Sequence[Sequence[int]], int], Proposer | None]] 
 
 @st.composite
 def targets(draw: st.DrawFn) -> TargetDesign:
-    """Any target with at least two heads, whose size is a multiple of four."""
-    family = draw(st.sampled_from(["llama", "qwen3"]))
+    """Any target with at least two heads, whose size is a multiple of four; one in three is a hybrid."""
+    family = draw(st.sampled_from(["llama", "qwen3", "qwen3_5"]))
     kv_heads = draw(st.integers(1, 3))
     group = draw(st.integers(1 if kv_heads > 1 else 2, 3))
     return TargetDesign(
@@ -43,10 +43,25 @@ def targets(draw: st.DrawFn) -> TargetDesign:
         head_dim=draw(st.sampled_from([4, 8, 16])),
         vocab=draw(st.sampled_from([32, 37, 48, 64])),
         tied=draw(st.booleans()),
-        bias=draw(st.booleans()),
+        bias=family != "qwen3_5" and draw(st.booleans()),
         rope=draw(st.sampled_from(["default", "llama3", "yarn"])),
         window=draw(st.none() | st.integers(1, 12)) if family == "qwen3" else None,
+        **(draw(delta_nets()) if family == "qwen3_5" else {}),
     )
+
+
+@st.composite
+def delta_nets(draw: st.DrawFn) -> dict[str, int]:
+    """What a hybrid has besides: how often attention comes, and the sizes of the layers in between."""
+    key_heads = draw(st.integers(1, 2))
+    return {
+        "interval": draw(st.integers(1, 4)),
+        "key_heads": key_heads,
+        "value_heads": key_heads * draw(st.integers(1, 3)),
+        "key_dim": draw(st.sampled_from([4, 8, 12, 16])),
+        "value_dim": draw(st.sampled_from([4, 8, 12, 16])),
+        "kernel": draw(st.integers(2, 5)),
+    }
 
 
 @st.composite

@@ -25,7 +25,7 @@ GAIN = 3.0
 
 @dataclass(frozen=True)
 class TargetDesign:
-    """A target of the family `llama` or `qwen3`."""
+    """A target of the family `llama`, `qwen3`, or `qwen3_5`, whose every `interval`-th layer is attention."""
 
     seed: int = 19
     family: str = "llama"
@@ -42,13 +42,19 @@ class TargetDesign:
     window: int | None = None
     max_context: int = 4096
     eos: tuple[int, ...] = ()
+    interval: int = 2
+    key_heads: int = 1
+    value_heads: int = 2
+    key_dim: int = 8
+    value_dim: int = 8
+    kernel: int = 4
 
     @property
     def config(self) -> dict[str, Any]:
         """Its config.json."""
         config = {
-            "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.family]],
-            "model_type": self.family,
+            "architectures": [CLASSES[self.family]],
+            "model_type": "qwen3_5_text" if self.family == "qwen3_5" else self.family,
             "attention_bias": self.bias,
             "eos_token_id": list(self.eos),
             "tie_word_embeddings": self.tied,
@@ -57,7 +63,27 @@ class TargetDesign:
         if self.window is not None:
             kinds = ["sliding_attention" if layer % 2 else "full_attention" for layer in range(self.layers)]
             config |= {"layer_types": kinds, "sliding_window": self.window, "use_sliding_window": True}
+        if self.family == "qwen3_5":
+            scaling = config.pop("rope_scaling", {"rope_type": "default"})
+            config |= {
+                "rope_parameters": {**scaling, "rope_theta": config.pop("rope_theta"), "partial_rotary_factor": 0.5},
+                "full_attention_interval": self.interval,
+                "linear_num_key_heads": self.key_heads,
+                "linear_num_value_heads": self.value_heads,
+                "linear_key_head_dim": self.key_dim,
+                "linear_value_head_dim": self.value_dim,
+                "linear_conv_kernel_dim": self.kernel,
+            }
         return config
+
+    @property
+    def delta_layers(self) -> tuple[int, ...]:
+        """Layers that are gated delta nets."""
+        layers = range(self.layers) if self.family == "qwen3_5" else ()
+        return tuple(layer for layer in layers if (layer + 1) % self.interval)
+
+
+CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_5": "Qwen3_5ForCausalLM"}
 
 
 @dataclass(frozen=True)
@@ -150,9 +176,15 @@ def target_tensors(design: TargetDesign) -> dict[str, np.ndarray]:
     rng = np.random.default_rng([design.seed, 7])
     tensors = {"model.embed_tokens.weight": _matrix(rng, design.vocab, design.hidden, 1.0)}
     for layer in range(design.layers):
-        qk_norm = design.family == "qwen3"
-        tensors |= _layer(rng, design, f"model.layers.{layer}", qk_norm=qk_norm, bias=design.bias)
+        qk_norm, prefix = design.family != "llama", f"model.layers.{layer}"
+        if layer in design.delta_layers:
+            tensors |= _delta_layer(rng, design, prefix)
+        else:
+            tensors |= _layer(rng, design, prefix, qk_norm=qk_norm, bias=design.bias)
     tensors["model.norm.weight"] = _norm(rng, design.hidden)
+    if design.family == "qwen3_5":
+        ends = ("layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight")
+        tensors = {name: x - 1 if name.endswith(ends) else x for name, x in tensors.items()}
     if not design.tied:
         tensors["lm_head.weight"] = _matrix(rng, design.vocab, design.hidden, 1.0)
     return tensors
@@ -172,8 +204,9 @@ def _layer(
 ) -> dict[str, np.ndarray]:
     hidden, inner, dim = design.hidden, design.inner, design.head_dim
     queries, keys = design.heads * dim, design.kv_heads * dim
+    gated = isinstance(design, TargetDesign) and design.family == "qwen3_5"
     shapes = {
-        "self_attn.q_proj": (queries, hidden),
+        "self_attn.q_proj": (queries * (2 if gated else 1), hidden),
         "self_attn.k_proj": (keys, hidden),
         "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, queries),
@@ -189,6 +222,33 @@ def _layer(
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim} if qk_norm else {}
     made |= {f"{name}.weight": _norm(rng, size) for name, size in norms.items()}
+    return {f"{prefix}.{name}": tensor for name, tensor in made.items()}
+
+
+def _delta_layer(rng: np.random.Generator, design: TargetDesign, prefix: str) -> dict[str, np.ndarray]:
+    hidden, inner, heads = design.hidden, design.inner, design.value_heads
+    values = heads * design.value_dim
+    channels = 2 * design.key_heads * design.key_dim + values
+    shapes = {
+        "linear_attn.in_proj_qkv": (channels, hidden),
+        "linear_attn.in_proj_z": (values, hidden),
+        "linear_attn.in_proj_b": (heads, hidden),
+        "linear_attn.in_proj_a": (heads, hidden),
+        "linear_attn.out_proj": (hidden, values),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    gains = {"linear_attn.out_proj": GAIN, "mlp.down_proj": GAIN}
+    made = {f"{name}.weight": _matrix(rng, *shape, gains.get(name, 1.0)) for name, shape in shapes.items()}
+    made |= {
+        "linear_attn.conv1d.weight": _array(rng.normal(size=(channels, 1, design.kernel))),
+        "linear_attn.A_log": _array(np.log(rng.uniform(0.01, 2.0, heads))),
+        "linear_attn.dt_bias": _array(rng.normal(size=heads)),
+        "linear_attn.norm.weight": _norm(rng, design.value_dim),
+        "input_layernorm.weight": _norm(rng, hidden),
+        "post_attention_layernorm.weight": _norm(rng, hidden),
+    }
     return {f"{prefix}.{name}": tensor for name, tensor in made.items()}
 
 
