@@ -24,7 +24,7 @@ SAMPLINGS = st.builds(
 NOISES: st.SearchStrategy[Noise] = st.sampled_from(["inverse", "gumbel"])
 
 
-@settings(max_examples=max(1, settings().max_examples // 3))  # two decodes each, and on jax every design compiles
+@settings(max_examples=max(1, settings().max_examples // 6))  # two decodes each, and on jax every design compiles
 @given(data=st.data())
 def test_p07_text_and_bits_are_those_of_no_draft(port: Port, checkpoints: Checkpoints, data: st.DataObject) -> None:
     """P07: with the match rule, any sampling, any draft however it draws, any proposal, any block size."""

@@ -11,6 +11,7 @@ import dflash_fn
 from dflash_fn import errors, match, zoo
 from dflash_fn.draws import draw, noise, race, total
 from dflash_fn.policies import Policy, token_rejection
+from dflash_fn.policies.match import Drafts, Noise
 from dflash_fn.port import Port
 from dflash_fn.rng import Stream, uniforms, words
 from dflash_fn.sampling import Sampling, probabilities, weights
@@ -101,13 +102,14 @@ PROMPT = "class Stack:\n    def __init__(self):"
 
 
 @pytest.mark.parametrize("kind", ["inverse", "gumbel"])
-def test_p07_one_text_from_one_seed(port: Port, kind: str) -> None:
+def test_p07_one_text_from_one_seed(port: Port, kind: Noise) -> None:
     """P07: on every port, at every block size, with and without a draft."""
     pair = dflash_fn.load_zoo("tiny-code", port=port)
     state = dflash_fn.prefill(pair, PROMPT, seed=3, width=16)
     taus = []
-    for size, drafts in [(1, "shared"), (2, "shared"), (4, "independent"), (8, "shared"), (16, "argmax")]:
-        made = match(Sampling(0.9), noise=kind, drafts=drafts)  # pyright: ignore[reportArgumentType]
+    plan: list[tuple[int, Drafts]] = [(1, "shared"), (2, "shared"), (4, "independent"), (8, "shared"), (16, "argmax")]
+    for size, drafts in plan:
+        made = match(Sampling(0.9), noise=kind, drafts=drafts)
         found = run(state, pair, max_new_tokens=12, policy=made, block_size=size)
         assert list(found.emitted[0]) == TEXTS[kind][:12], (size, drafts)
         taus.append(12 / len(found.infos))
@@ -185,3 +187,18 @@ def test_p07_on_smollm2(port: Port, shared: Path, dtype: str, sampling: Sampling
         found = run(state, pair, max_new_tokens=24, policy=policy, block_size=size)
         assert found.emitted == plain.emitted
         assert differing(found.logits[0], plain.logits[0]) == []
+
+
+SMOLLM2 = {
+    "gumbel": [472, 585, 304, 10204, 216, 33, 42, 448, 1003, 304, 198, 3725],
+    "inverse": [198, 198, 1604, 3987, 46477, 24, 94, 727, 472, 585, 304, 1758],
+}
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("kind", ["gumbel", "inverse"])
+def test_one_text_on_every_port_on_smollm2(port: Port, kind: Noise) -> None:
+    pair = dflash_fn.load_pair(zoo.fetch("smollm2-135m").target, port=port, dtype="float32")
+    state = dflash_fn.prefill(pair, "def fibonacci(n):", seed=2, width=4)
+    found = run(state, pair, max_new_tokens=12, policy=match(Sampling(1.0), noise=kind))
+    assert list(found.emitted[0]) == SMOLLM2[kind]
