@@ -14,9 +14,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from dflash_fn.records import Pair
 
 __all__ = ["main"]
 
+Key = TypeVar("Key", bound=Hashable)
+
 LAYERS = 48
 """Gated delta nets of Qwen3.6-27B."""
 
@@ -38,9 +40,9 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
-def _medians(ways: dict[str, Callable[[], Any]], turns: int) -> dict[str, float]:
+def _medians(ways: Mapping[Key, Callable[[], Any]], turns: int) -> dict[Key, float]:
     """Run everything in turn; return the median seconds of each, the first turn left out."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[Key, list[float]] = {name: [] for name in ways}
     for turn in range(turns + 1):
         for name, run in ways.items():
             taken = _seconds(run)
@@ -83,7 +85,8 @@ def _of_width(width: int, turns: int) -> Iterator[list[Any]]:
             all_states[slot] = state
 
     def updated() -> None:
-        gated_delta.replay(gated_delta.Tape(tape.start, conv, *(_grown(x) for x in (k, deltas, decays)), end), width)
+        grown = gated_delta.Tape(tape.start, conv, _grown(k), _grown(deltas), _grown(decays), end)
+        gated_delta.replay(grown, width)
 
     counts = sorted({1, width // 2, width - 1, width})
     ways = {f"select {count} of {width}": _replayed(tape, count) for count in counts}

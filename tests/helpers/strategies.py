@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -51,7 +52,7 @@ def targets(draw: st.DrawFn) -> TargetDesign:
 
 
 @st.composite
-def delta_nets(draw: st.DrawFn) -> dict[str, int]:
+def delta_nets(draw: st.DrawFn) -> dict[str, Any]:
     """What a hybrid has besides: how often attention comes, and the sizes of the layers in between."""
     key_heads = draw(st.integers(1, 2))
     return {
