@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dflash_fn import errors, inputs
 from dflash_fn.origin import check_pair_type, check_state, origin_of
-from dflash_fn.records import Cache, DecodeState, Pair
+from dflash_fn.records import Cache, DecodeState, Pair, Progress
 
 __all__ = ["extend", "prefill"]
 
@@ -23,6 +23,7 @@ def prefill(
     seed: int | Sequence[int] = 0,
     width: int | None = None,
     exact_rows: bool = False,
+    progress: Progress | None = None,
 ) -> DecodeState:
     """Read prompts and return the state from which decoding starts.
 
@@ -39,6 +40,7 @@ def prefill(
             block size, 1 without a draft.
         exact_rows: compute several rows so that each has the bits of its single-row run; slower on a CPU in float32.
             Tokens do not depend on neighbours either way, except where two logits tie within rounding.
+        progress: told after each chunk how far reading has come; None tells nobody.
 
     Raises:
         InputError: an empty prompt, one that leaves no room in the context, an unknown id, what is no prompt at all, a
@@ -52,11 +54,12 @@ def prefill(
     inputs.check_fit(pair, rows)
     width = inputs.check_width(pair, width)
     seeds = inputs.as_seeds(seed, len(rows))
-    made = [_read(pair, ids, *_empty_caches(pair, len(ids) + width)) for ids in rows]
+    told = _told(progress, sum(len(ids) - 1 for ids in rows))
+    made = [_read(pair, ids, *_empty_caches(pair, len(ids) + width), told) for ids in rows]
     return _opening(pair, rows, made, seeds, width, exact_rows)
 
 
-def extend(state: DecodeState, pair: Pair, tokens: inputs.Prompts) -> DecodeState:
+def extend(state: DecodeState, pair: Pair, tokens: inputs.Prompts, *, progress: Progress | None = None) -> DecodeState:
     """Add tokens to a state, such as a user's next turn, exactly as if they had been in the prompt.
 
     The state goes back to its last whole prefill chunk and reads from there: the answer since then, and the new
@@ -66,6 +69,7 @@ def extend(state: DecodeState, pair: Pair, tokens: inputs.Prompts) -> DecodeStat
         state: any state; it stays valid.
         pair: the pair that it was made with.
         tokens: token ids (or text) to add; with several rows, one sequence a row, of which some may be empty.
+        progress: as `prefill` takes it.
 
     Raises:
         InputError: nothing to add, another number of rows, an unknown id, or no room in the context; a state of another
@@ -83,7 +87,10 @@ def extend(state: DecodeState, pair: Pair, tokens: inputs.Prompts) -> DecodeStat
         )
     rows = tuple(old + new for old, new in zip(state.tokens, added, strict=True))
     inputs.check_fit(pair, rows)
-    made = [_read(pair, ids, *caches) for ids, caches in zip(rows, _rewound(state, pair), strict=True)]
+    begun = _rewound(state, pair)
+    left = [len(ids) - 1 - pair.port.lengths(target)[0] for ids, (target, _) in zip(rows, begun, strict=True)]
+    told = _told(progress, sum(left))
+    made = [_read(pair, ids, *caches, told) for ids, caches in zip(rows, begun, strict=True)]
     return _opening(pair, rows, made, state.seed, state.width, state.exact_rows)
 
 
@@ -101,7 +108,22 @@ def _rewound(state: DecodeState, pair: Pair) -> list[tuple[Cache, Cache | None]]
     return list(zip(targets, (port.rewind(cache) for cache in port.split_rows(state.draft_cache)), strict=True))
 
 
-def _read(pair: Pair, ids: tuple[int, ...], target: Cache, draft: Cache | None) -> tuple[Cache, Cache | None]:
+def _told(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Return a function that adds up the tokens of chunks, and tells how many were read."""
+    done = 0
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, total)
+
+    return read
+
+
+def _read(
+    pair: Pair, ids: tuple[int, ...], target: Cache, draft: Cache | None, told: Callable[[int], None]
+) -> tuple[Cache, Cache | None]:
     """Read a row's tokens but the last, from where the caches stand, a chunk at a time."""
     port, size = pair.port, pair.port.prefill_width
     (start,) = port.lengths(target)
@@ -110,6 +132,7 @@ def _read(pair: Pair, ids: tuple[int, ...], target: Cache, draft: Cache | None) 
         target, draft = _read_chunk(pair, chunk, target, draft)
         if len(chunk) == size:
             target, draft = port.mark(target), port.mark(draft) if pair.draft else None
+        told(len(chunk))
     return target, draft
 
 

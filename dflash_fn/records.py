@@ -25,6 +25,7 @@ __all__ = [
     "Model",
     "Origin",
     "Pair",
+    "Progress",
     "Proposal",
     "Proposer",
     "StepInfo",
@@ -252,3 +253,6 @@ class StepInfo:
 
 Proposer: TypeAlias = Callable[[DecodeState, Pair, int], Array]
 """A function (state, pair, block size) -> drafted tokens [R, B - 1], in place of the pair's draft."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""A function (tokens read, tokens to read), called after each chunk of a prompt, over all rows."""

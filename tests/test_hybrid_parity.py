@@ -85,6 +85,7 @@ def test_every_state_of_every_layer(name: str, length: int) -> None:
     with torch.inference_mode():
         theirs = model(torch.tensor([ids[:-1]]), use_cache=True).past_key_values
     port, spec = pair.port, pair.target.spec
+    assert spec.delta is not None
     for held in (prefill(pair, ids, width=4).target_cache, stepped(pair, ids)):
         arrays = {key: torch.tensor(bits.values) for key, bits in port.export_cache(held).items()}
         for layer in spec.layers_of(LayerKind.DELTA):

@@ -122,7 +122,7 @@ def _empty(spec: DecoderSpec, kind: LayerKind, capacity: int, dtype: str) -> Hel
     return Attention(zeros, zeros, window=window)
 
 
-def _forgetful(held: Sequence[Held]) -> tuple[Held | None, ...]:
+def _forgetful(held: Sequence[Held | None]) -> tuple[Held | None, ...]:
     """Return what must be kept at a mark: all but what full attention holds."""
     return tuple(None if isinstance(one, Attention) and one.window is None else one for one in held)
 
@@ -181,10 +181,11 @@ def _with_room(one: Held, length: int, count: int) -> Held:
         return one
     if one.window is None:
         return _widened(one, _rounded(length + count))
-    one = _widened(one, max(_bounded(length + count - one.base, one.window), _rounded(one.window + BLOCK + count)))
+    window = one.window
+    one = _widened(one, max(_bounded(length + count - one.base, window), _rounded(window + BLOCK + count)))
     if length + count - one.base <= one.capacity:
         return one
-    shift = (length - one.window + 1 - one.base) // BLOCK * BLOCK
+    shift = (length - window + 1 - one.base) // BLOCK * BLOCK
     with scope(str(one.keys.dtype)):
         keys, values = (jnp.roll(store, -shift, axis=0) for store in (one.keys, one.values))
     return replace(one, keys=keys, values=values, base=one.base + shift)

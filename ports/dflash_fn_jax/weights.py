@@ -144,7 +144,6 @@ def _read_delta_net(reader: JaxReader, spec: DecoderSpec, prefix: str) -> DeltaN
     def linear(name: str, outputs: int, inputs: int = hidden, bias: bool = False) -> Projection:
         return Projection(*reader.linear(name, outputs, inputs, bias=bias))
 
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     shape = (1, sizes.kernel) if reader.centered else (sizes.kernel, 1)
     conv = reader.exact(f"{part}.conv1d.weight", sizes.channels, *shape)
     return DeltaNet(
@@ -160,5 +159,9 @@ def _read_delta_net(reader: JaxReader, spec: DecoderSpec, prefix: str) -> DeltaN
         norm=Norm(reader.take(f"{part}.norm.weight", sizes.value_dim), spec.norm_eps),
         out=linear(f"{part}.out_proj", hidden, sizes.values),
         post_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
-        mlp=tuple(linear(f"{prefix}.mlp.{name}", *size, bias=spec.mlp_bias) for name, size in mlp.items()),
+        mlp=(
+            linear(f"{prefix}.mlp.gate_proj", inner, hidden, spec.mlp_bias),
+            linear(f"{prefix}.mlp.up_proj", inner, hidden, spec.mlp_bias),
+            linear(f"{prefix}.mlp.down_proj", hidden, inner, spec.mlp_bias),
+        ),
     )

@@ -65,6 +65,7 @@ LLAMA = DraftDesign(target=TargetDesign(layers=3), seed=107, taps=(0, 2, 1))
 QWEN3 = DraftDesign(
     target=TargetDesign(seed=20, family="qwen3", layers=3, window=6), seed=125, taps=(1, 0), window=3, rope="yarn"
 )
+HYBRID = DraftDesign(target=TargetDesign(family="qwen3_5", layers=4, seed=5), seed=131, taps=(0, 2), window=5)
 LONG = np.random.default_rng(7).integers(0, 48, 261).tolist()
 CODE = [459, 969, 1017, 13, 309, 320, 260, 338, 271, 427, 309, 634, 459, 863, 9]
 """`def add(a, b):`, `return a + b`, `def sub(`, in tokens of tiny-code."""
@@ -74,6 +75,14 @@ GOLDEN = {
     "llama": Golden(tiny(LLAMA), [[7, 11, 5, 30, 2], [9] * 12], 6, {"max_new_tokens": 16, "stop_token_ids": ()}),
     # 23 comes second in the last block
     "qwen3": Golden(tiny(QWEN3), [LONG], 5, {"max_new_tokens": 40, "stop_token_ids": 23}, plan=[[3], [0], [1], [2]]),
+    # gated delta nets, past a whole prefill chunk, with every acceptance of a block of five
+    "hybrid": Golden(
+        tiny(HYBRID),
+        [LONG[:259], LONG[:3]],
+        5,
+        {"max_new_tokens": 18, "stop_token_ids": ()},
+        plan=[[0, 4], [4, 1], [2, 0], [1, 3], [3, 2]],
+    ),
     "tiny-code": Golden(tiny_code, [CODE], 8, {"max_new_tokens": 24}),
 }
 

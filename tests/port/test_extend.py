@@ -160,3 +160,15 @@ def test_what_a_state_is_told_survives(pair: Pair) -> None:
     state = prefill(pair, [[1, 2], [3]], seed=[7, 8], width=9, exact_rows=True)
     longer = extend(state, pair, [[4], [5]])
     assert (longer.seed, longer.width, longer.exact_rows, longer.step) == ((7, 8), 9, True, 0)
+
+
+def test_progress_is_told_after_each_chunk_over_all_rows(port: Port, pair: Pair) -> None:
+    size = port.prefill_width
+    told: list[tuple[int, int]] = []
+    rows = [ids_of(2 * size + 11), ids_of(1), ids_of(size + 1)]
+    state = prefill(pair, rows, progress=lambda done, total: told.append((done, total)))
+    total = 3 * size + 10
+    assert told == [(size, total), (2 * size, total), (2 * size + 10, total), (total, total)]
+    told.clear()
+    extend(state, pair, [[1], [], [2, 3]], progress=lambda done, total: told.append((done, total)))
+    assert told == [(11, 13), (13, 13)]
