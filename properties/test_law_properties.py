@@ -49,6 +49,7 @@ LOSSLESS = {
     "block_verification": block_verification(ONE),
     "budget": budget(block_verification(ONE), 1),
     "cut match": confidence_cut(match(ONE, noise="inverse"), 0.5),
+    "cut block_verification": confidence_cut(block_verification(ONE), 0.5),
     "cut token_rejection": confidence_cut(token_rejection(ONE), 0.5),
 }
 

@@ -157,7 +157,7 @@ def policy_cells(policy: Policy, *, size: int) -> Any:
             carry, bars = carried(drafted, p, q)
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratios = p[own, drafted] / q[own, drafted]
-            points["accept"] = [[ratio, bar] for ratio, bar in zip(ratios, bars, strict=True)] + [[]]
+            points["accept"] = [list(turns) for turns in zip(ratios, bars, carry[1:], strict=True)] + [[]]
         else:
             carry = np.ones(size)
         rows = cells(points, size, side)
