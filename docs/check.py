@@ -14,6 +14,7 @@ from pathlib import Path
 from build_reference import build_pages, files, stale
 
 FENCE = re.compile(r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*?$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"(?<=\n)\n(?: {4}.*\n|\n)+")
 CODE = re.compile(r"`[^`\n]*`")
 LINK = re.compile(r"\]\(<?(?P<inline>[^)\s>]+)>?(?:\s+\"[^\"]*\")?\)|^\[[^\]]+\]:\s+(?P<defined>\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
@@ -63,7 +64,8 @@ def markdown_files(root: Path) -> list[Path]:
 
 def links(text: str) -> list[str]:
     """Return where the links of a Markdown text lead, code left out."""
-    return [match["inline"] or match["defined"] for match in LINK.finditer(CODE.sub("", FENCE.sub("", text)))]
+    prose = CODE.sub("", INDENTED.sub("\n", FENCE.sub("", text)))
+    return [match["inline"] or match["defined"] for match in LINK.finditer(prose)]
 
 
 def _broken(link: str, path: Path) -> str:
