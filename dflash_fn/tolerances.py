@@ -73,7 +73,14 @@ TIE = 2.0
 logits may be higher by that in one program, and the other lower."""
 
 
-def bound(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | None = None) -> float:
+def bound(
+    dtype: str,
+    quantity: Quantity,
+    spec: DecoderSpec,
+    *,
+    layers: int | None = None,
+    below: DecoderSpec | None = None,
+) -> float:
     """Return how far two right programs may be apart, relative to the largest magnitude in a row.
 
     Args:
@@ -82,10 +89,12 @@ def bound(dtype: str, quantity: Quantity, spec: DecoderSpec, *, layers: int | No
         spec: whose sizes count.
         layers: layers run before; None takes all of the model's. Where a draft's features came from a target that
             may differ itself, the tapped layers count too.
+        below: that target, whose gated delta nets then count too.
     """
     depth = spec.num_layers if layers is None else layers
     sublayers = 2 * depth + {"hidden": 0, "logits": 1, "draft_logits": 2}[quantity]
-    sums = math.sqrt(longest_sum(spec)) + (math.sqrt(MEMORY * spec.delta.key_dim) if spec.delta else 0.0)
+    delta = spec.delta or (below.delta if below else None)
+    sums = math.sqrt(longest_sum(spec)) + (math.sqrt(MEMORY * delta.key_dim) if delta else 0.0)
     return LARGEST * math.sqrt(sublayers) * (STORED * UNIT[dtype] + sums * ACCUMULATION)
 
 

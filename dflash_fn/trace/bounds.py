@@ -67,9 +67,11 @@ def bounds_of(pair: Pair, dtype: str) -> Bounds:
     return Bounds(
         features=Layers(tapped, taps),
         target_cache=_by_array(target, deep),
-        draft_cache=_by_array(draft, [tolerances.bound(name, "draft_logits", draft, layers=reach)] * draft.num_layers),
+        draft_cache=_by_array(
+            draft, [tolerances.bound(name, "draft_logits", draft, layers=reach, below=target)] * draft.num_layers
+        ),
         target_logits=logits,
-        draft_logits=tolerances.bound(name, "draft_logits", draft, layers=whole),
+        draft_logits=tolerances.bound(name, "draft_logits", draft, layers=whole, below=target),
     )
 
 
