@@ -211,7 +211,12 @@ def trace_record(
     max_new_tokens: Budget = 32,
     raw: Raw = False,
     seed: Seed = None,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Logits to keep a slot; 0 keeps all.")] = 8,
+    policy: PolicyName = "match",
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    keep: Annotated[int, typer.Option(metavar="K", help="Logits to keep a slot; 0 keeps all.")] = 8,
     as_json: Json = False,
 ) -> None:
     """Decode, and write what every step saw and made to a file."""
@@ -225,11 +230,12 @@ def trace_record(
         width=width,
         max_new_tokens=max_new_tokens,
         seed=seed,
+        policy=PolicyOptions(policy, temperature, top_k, top_p, min_p),
     )
     from dflash_fn.cli.trace import record as command
 
     with exits.handled():
-        command(file, options, top_k=top_k)
+        command(file, options, keep=keep)
 
 
 @trace.command("check")
@@ -241,13 +247,20 @@ def trace_check(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    policy: PolicyName = "match",
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a port and name the first quantity that differs.
 
-    Where no flag says otherwise, the pair and the dtype are those of the trace.
+    Where no flag says otherwise, the pair and the dtype are those of the trace. The policy and the sampling must be
+    those that it was recorded with.
     """
     from dflash_fn.cli.trace import check as command
 
+    load = PairOptions(pair, target, draft, port, dtype, device)
     with exits.handled(several_rows=True):
-        command(file, PairOptions(pair, target, draft, port, dtype, device), as_json=as_json)
+        command(file, load, PolicyOptions(policy, temperature, top_k, top_p, min_p), as_json=as_json)
