@@ -264,3 +264,27 @@ def trace_check(
     load = PairOptions(pair, target, draft, port, dtype, device)
     with exits.handled(several_rows=True):
         command(file, load, PolicyOptions(policy, temperature, top_k, top_p, min_p), as_json=as_json)
+
+
+@trace.command("view")
+def trace_view(
+    file: Annotated[str, typer.Argument(help="A trace.")],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The page. [default: FILE.html]")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    pair: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A zoo pair whose tokenizer to use. [default: the trace's]")
+    ] = None,
+    target: Target = None,
+    port: Annotated[str, typer.Option(metavar="NAME", help="The port that reads the tokenizer.")] = "torch",
+    ids: Annotated[bool, typer.Option("--ids", help="Tokens as ids, without a tokenizer.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a trace as one HTML page: the text by step, each block with what was kept of it, p and q, charts.
+
+    The page needs no network and no other file.
+    """
+    from dflash_fn.cli.trace_view import ViewOptions
+    from dflash_fn.cli.trace_view import view as command
+
+    with exits.handled(several_rows=True):
+        command(ViewOptions(file, out, show, pair, target, port, ids, as_json))
