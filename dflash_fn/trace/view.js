@@ -12,9 +12,10 @@
     const wide = tip.offsetWidth, high = tip.offsetHeight;
     const left = Math.min(Math.max(8, box.left), document.documentElement.clientWidth - wide - 8);
     const below = box.bottom + gap + high <= window.innerHeight;
-    const top = below ? box.bottom + gap : Math.max(8, box.top - gap - high);
+    // while the page still scrolls to it, the token itself may be out of sight
+    const top = below ? box.bottom + gap : Math.min(box.top - gap - high, window.innerHeight - high - 8);
     tip.style.left = `${Math.max(8, left)}px`;
-    tip.style.top = `${top}px`;
+    tip.style.top = `${Math.max(8, top)}px`;
   }
 
   function show(token) {
