@@ -63,6 +63,13 @@ trace = typer.Typer(
 )
 app.add_typer(trace, name="trace")
 
+policies = typer.Typer(
+    help="Acceptance policies: which there are, and several of them side by side.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(policies, name="policies")
+
 
 def _version(value: bool) -> None:
     if value:
@@ -288,3 +295,58 @@ def trace_view(
 
     with exits.handled(several_rows=True):
         command(ViewOptions(file, out, show, pair, target, port, ids, as_json))
+
+
+@policies.command("list")
+def policies_list(as_json: Json = False) -> None:
+    """List the policies that have names: lossless or not, whether they need q, and where they come from."""
+    from dflash_fn.cli.policies import list_policies as command
+
+    with exits.handled():
+        command(as_json=as_json)
+
+
+@policies.command("compare")
+def policies_compare(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="FILE[:FIRST-LAST]", help="Rows of a JSONL file, as prompts too.")
+    ] = None,
+    names: Annotated[
+        str, typer.Option("--policies", metavar="A,B,...", help="Names, or module:attribute; the first is the base.")
+    ] = "all",
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy.")] = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Texts of each prompt.")] = 4,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The first seed. [default: 0]")] = None,
+    max_new_tokens: Budget = 64,
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    port: PortName = "torch",
+    dtype: Dtype = None,
+    device: Device = None,
+    block_size: BlockSize = None,
+    width: Width = None,
+    raw: Raw = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw a picture too, .png or .svg.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several policies on the same prompts and seeds, and compare them.
+
+    What is compared: tau, what is kept by slot, how far the text's law is from the target's, and the time of a step;
+    with intervals of 95 % over texts.
+    """
+    load = PairOptions(pair, target, draft, port, dtype, device)
+    options = Options(
+        load, "-", raw=raw, json=as_json, block_size=block_size, width=width, max_new_tokens=max_new_tokens, seed=seed,
+        policy=PolicyOptions("match", temperature, top_k, top_p, min_p),
+    )  # fmt: skip
+    from dflash_fn.cli.policies import CompareOptions
+    from dflash_fn.cli.policies import compare as command
+
+    with exits.handled():
+        command(options, CompareOptions(names, prompts or (), data or (), seeds, markdown, plot))
