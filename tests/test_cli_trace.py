@@ -70,7 +70,8 @@ def test_recording_takes_the_flags_of_generate(tmp_path):
     assert result.exit_code == 0
     assert value == {
         "file": str(path), "bytes": path.stat().st_size, "steps": len(trace.steps), "tokens": 6, "prompt_tokens": 3,
-        "pair": "tiny-code", "port": "torch", "dtype": "bfloat16", "block_size": 4, "width": 9, "seed": 5, "policy": "match",
+        "pair": "tiny-code", "port": "torch", "dtype": "bfloat16", "block_size": 4, "width": 9, "seed": 5,
+        "policy": "match",
     }  # fmt: skip
     row = trace.steps[1][0]
     assert row is not None

@@ -106,14 +106,20 @@ class _Looking:
             verdict = self.policy.rule(xp, drafted, logits, q, uniforms)
             fetched = [self.pair.port.to_numpy(one) for one in (verdict.num_accepted, verdict.next_token)]
             begun = time.perf_counter()
-            self.seen = self._look(xp, drafted, logits, q, uniforms, int(fetched[0][0]), int(fetched[1][0]))
+            self.seen = self._look(xp, drafted, logits, q, uniforms, (int(fetched[0][0]), int(fetched[1][0])))
             self.seconds += time.perf_counter() - begun
             return verdict
 
         return replace(self.policy, rule=rule)
 
     def _look(
-        self, xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array], *said: int
+        self,
+        xp: Any,
+        drafted: Array,
+        logits: Array,
+        q: Array | None,
+        uniforms: Mapping[str, Array],
+        said: tuple[int, int],
     ) -> Seen:
         port, steady = self.pair.port, None
         if not self.policy.lossless and law_is_known(self.policy):
@@ -153,8 +159,8 @@ def run_text(
 def _count(text: Text, policy: Policy, seen: Seen, info: StepInfo) -> None:
     count = len(info.emitted[0])
     found, impossible = surprises(seen, count)
-    parts = (sum(value for value, _ in found), sum(variance for _, variance in found), len(found))
-    text.surprise = tuple(map(sum, zip(text.surprise, parts, strict=True)))
+    total, variance, number = text.surprise
+    text.surprise = (total + sum(one for one, _ in found), variance + sum(one for _, one in found), number + len(found))
     text.impossible += impossible
     if not seen.drafted:
         return
@@ -199,7 +205,7 @@ def _tau(texts: Sequence[Text]) -> list[tuple[float, float]]:
 
 
 def _surprise(texts: Sequence[Text]) -> Estimate | None:
-    total, variance, count = (sum(column) for column in zip(*(text.surprise for text in texts), strict=True))
+    total, variance, count = (sum(text.surprise[part] for text in texts) for part in range(3))
     return Estimate(total / count, NORMAL * math.sqrt(max(variance, 0.0)) / count) if count else None
 
 

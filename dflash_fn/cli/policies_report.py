@@ -125,7 +125,9 @@ def show(console: Console, setting: Setting, results: Sequence[Result]) -> None:
 
 
 def _print(console: Console, table: Table) -> None:
-    console.print(table, width=None if console.is_terminal else WIDE)
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
 
 
 def _style(one: Result) -> str | None:
