@@ -64,13 +64,14 @@ def no_weights(monkeypatch):
 
 def test_recording_takes_the_flags_of_generate(tmp_path):
     path = tmp_path / "trace"
-    flags = ("--max-new-tokens", 6, "--block-size", 4, "--width", 9, "--seed", 5, "--dtype", "bfloat16", "--top-k", 3)
+    flags = ("--max-new-tokens", 6, "--block-size", 4, "--width", 9, "--seed", 5, "--dtype", "bfloat16", "--keep", 3)
     result, value = invoke_json("record", path, "-", *flags, stdin=f"{PROMPT}\n")
     trace = read_trace(path)
     assert result.exit_code == 0
     assert value == {
         "file": str(path), "bytes": path.stat().st_size, "steps": len(trace.steps), "tokens": 6, "prompt_tokens": 3,
         "pair": "tiny-code", "port": "torch", "dtype": "bfloat16", "block_size": 4, "width": 9, "seed": 5,
+        "policy": "match",
     }  # fmt: skip
     row = trace.steps[1][0]
     assert row is not None
@@ -79,7 +80,7 @@ def test_recording_takes_the_flags_of_generate(tmp_path):
 
 
 def test_all_logits_can_be_kept(tmp_path):
-    assert invoke("record", tmp_path / "trace", PROMPT, "--max-new-tokens", 1, "--top-k", 0).exit_code == 0
+    assert invoke("record", tmp_path / "trace", PROMPT, "--max-new-tokens", 1, "--keep", 0).exit_code == 0
     row = read_trace(tmp_path / "trace").steps[0][0]
     assert row is not None
     assert row.target_logits is not None
@@ -144,7 +145,7 @@ def test_a_trace_of_another_pair(good):
     [
         (["record", "{tmp}/none/x", "a"], "FILE {tmp}/none/x: there is no folder {tmp}/none"),
         (["record", "{tmp}", "a"], "FILE: {tmp} is a folder"),
-        (["record", "{tmp}/x", "a", "--top-k", 1], "--top-k: got 1, expected 2 or more, or 0 for all"),
+        (["record", "{tmp}/x", "a", "--keep", 1], "--keep: got 1, expected 2 or more, or 0 for all"),
         (["record", "{tmp}/x", "a", "--seed", -1], "--seed: got -1"),
         (["record", "{tmp}/x", ""], "the prompt is empty"),
         (["check", "{tmp}/none"], "{tmp}/none: no such file"),

@@ -76,6 +76,7 @@ def test_every_source_file_is_inside(names: list[str]) -> None:
 
 def test_data_is_inside(names: list[str]) -> None:
     assert {"dflash_fn/py.typed", *(f"{port}/py.typed" for port in PORTS)} <= set(names)
+    assert {"dflash_fn/trace/view.css", "dflash_fn/trace/view.js"} <= set(names)
     pairs = ROOT / "dflash_fn" / "zoo" / "pairs"
     data = {str(path.relative_to(ROOT)) for path in pairs.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     assert any(name.endswith(".safetensors") for name in data)

@@ -63,6 +63,13 @@ trace = typer.Typer(
 )
 app.add_typer(trace, name="trace")
 
+policies = typer.Typer(
+    help="Acceptance policies: which there are, and several of them side by side.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(policies, name="policies")
+
 
 def _version(value: bool) -> None:
     if value:
@@ -211,7 +218,12 @@ def trace_record(
     max_new_tokens: Budget = 32,
     raw: Raw = False,
     seed: Seed = None,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Logits to keep a slot; 0 keeps all.")] = 8,
+    policy: PolicyName = "match",
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    keep: Annotated[int, typer.Option(metavar="K", help="Logits to keep a slot; 0 keeps all.")] = 8,
     as_json: Json = False,
 ) -> None:
     """Decode, and write what every step saw and made to a file."""
@@ -225,11 +237,12 @@ def trace_record(
         width=width,
         max_new_tokens=max_new_tokens,
         seed=seed,
+        policy=PolicyOptions(policy, temperature, top_k, top_p, min_p),
     )
     from dflash_fn.cli.trace import record as command
 
     with exits.handled():
-        command(file, options, top_k=top_k)
+        command(file, options, keep=keep)
 
 
 @trace.command("check")
@@ -241,13 +254,99 @@ def trace_check(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    policy: PolicyName = "match",
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     as_json: Json = False,
 ) -> None:
     """Replay a trace on a port and name the first quantity that differs.
 
-    Where no flag says otherwise, the pair and the dtype are those of the trace.
+    Where no flag says otherwise, the pair and the dtype are those of the trace. The policy and the sampling must be
+    those that it was recorded with.
     """
     from dflash_fn.cli.trace import check as command
 
+    load = PairOptions(pair, target, draft, port, dtype, device)
     with exits.handled(several_rows=True):
-        command(file, PairOptions(pair, target, draft, port, dtype, device), as_json=as_json)
+        command(file, load, PolicyOptions(policy, temperature, top_k, top_p, min_p), as_json=as_json)
+
+
+@trace.command("view")
+def trace_view(
+    file: Annotated[str, typer.Argument(help="A trace.")],
+    out: Annotated[str | None, typer.Option(metavar="FILE", help="The page. [default: FILE.html]")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    pair: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A zoo pair whose tokenizer to use. [default: the trace's]")
+    ] = None,
+    target: Target = None,
+    port: Annotated[str, typer.Option(metavar="NAME", help="The port that reads the tokenizer.")] = "torch",
+    ids: Annotated[bool, typer.Option("--ids", help="Tokens as ids, without a tokenizer.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a trace as one HTML page: the text by step, each block with what was kept of it, p and q, charts.
+
+    The page needs no network and no other file.
+    """
+    from dflash_fn.cli.trace_view import ViewOptions
+    from dflash_fn.cli.trace_view import view as command
+
+    with exits.handled(several_rows=True):
+        command(ViewOptions(file, out, show, pair, target, port, ids, as_json))
+
+
+@policies.command("list")
+def policies_list(as_json: Json = False) -> None:
+    """List the policies that have names: lossless or not, whether they need q, and where they come from."""
+    from dflash_fn.cli.policies import list_policies as command
+
+    with exits.handled():
+        command(as_json=as_json)
+
+
+@policies.command("compare")
+def policies_compare(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="FILE[:FIRST-LAST]", help="Rows of a JSONL file, as prompts too.")
+    ] = None,
+    names: Annotated[
+        str, typer.Option("--policies", metavar="A,B,...", help="Names, or module:attribute; the first is the base.")
+    ] = "all",
+    temperature: Annotated[float, typer.Option(metavar="T", help="0 is greedy.")] = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Texts of each prompt.")] = 4,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="The first seed. [default: 0]")] = None,
+    max_new_tokens: Budget = 64,
+    pair: PairName = None,
+    target: Target = None,
+    draft: Draft = None,
+    port: PortName = "torch",
+    dtype: Dtype = None,
+    device: Device = None,
+    block_size: BlockSize = None,
+    width: Width = None,
+    raw: Raw = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw a picture too, .png or .svg.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several policies on the same prompts and seeds, and compare them.
+
+    What is compared: tau, what is kept by slot, how far the text's law is from the target's, and the time of a step;
+    with intervals of 95 % over texts.
+    """
+    load = PairOptions(pair, target, draft, port, dtype, device)
+    options = Options(
+        load, "-", raw=raw, json=as_json, block_size=block_size, width=width, max_new_tokens=max_new_tokens, seed=seed,
+        policy=PolicyOptions("match", temperature, top_k, top_p, min_p),
+    )  # fmt: skip
+    from dflash_fn.cli.policies import CompareOptions
+    from dflash_fn.cli.policies import compare as command
+
+    with exits.handled():
+        command(options, CompareOptions(names, prompts or (), data or (), seeds, markdown, plot))

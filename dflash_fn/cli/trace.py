@@ -10,18 +10,20 @@ import typer
 from dflash_fn.cli import exits, report, saved, terminal, trace_report
 from dflash_fn.cli.options import Options, PairOptions, check_load, check_options, check_place, read_prompt
 from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
+from dflash_fn.cli.policy import PolicyOptions, policy_of
 from dflash_fn.cli.render import counted
 from dflash_fn.errors import InputError
 from dflash_fn.text import chat_prompt
 
 if TYPE_CHECKING:
+    from dflash_fn.policies import Policy
     from dflash_fn.records import Pair
     from dflash_fn.trace import Trace
 
 __all__ = ["check", "record"]
 
 
-def record(path: str, options: Options, *, top_k: int) -> None:
+def record(path: str, options: Options, *, keep: int) -> None:
     """Decode a prompt and write the trace.
 
     Raises:
@@ -31,12 +33,13 @@ def record(path: str, options: Options, *, top_k: int) -> None:
 
     check_options(options)
     check_place("FILE", path)
-    if top_k < 0 or top_k == 1:
-        raise InputError(f"--top-k: got {top_k}, expected 2 or more, or 0 for all")
+    if keep < 0 or keep == 1:
+        raise InputError(f"--keep: got {keep}, expected 2 or more, or 0 for all")
+    policy = policy_of(options.policy)
     text = read_prompt(options.prompt or "")
     pair = open_pair(options.load, needs_draft=asks_for_draft(options))
     with terminal.status("recording"):
-        made = _recorded(options, pair, text, top_k or None)
+        made = _recorded(options, pair, policy, text, keep or None)
         write_trace(path, made)
     value = _summary(path, made)
     if options.json:
@@ -46,7 +49,7 @@ def record(path: str, options: Options, *, top_k: int) -> None:
         terminal.console(stderr=False).print(f"{path}: {parts}")
 
 
-def _recorded(options: Options, pair: Pair, text: str, top_k: int | None) -> Trace:
+def _recorded(options: Options, pair: Pair, policy: Policy, text: str, keep: int | None) -> Trace:
     from dflash_fn import prefill
     from dflash_fn.trace import record as record_trace
 
@@ -54,7 +57,9 @@ def _recorded(options: Options, pair: Pair, text: str, top_k: int | None) -> Tra
     raw = options.raw or pair.tokenizer.chat_template is None
     prompt = text if raw else chat_prompt(pair.tokenizer, [{"role": "user", "content": text}])
     state = prefill(pair, prompt, seed=options.first_seed, width=width)
-    _, made = record_trace(state, pair, top_k=top_k, max_new_tokens=options.max_new_tokens, block_size=block_size)
+    _, made = record_trace(
+        state, pair, top_k=keep, policy=policy, max_new_tokens=options.max_new_tokens, block_size=block_size
+    )
     return made
 
 
@@ -71,10 +76,11 @@ def _summary(path: str, made: Trace) -> dict[str, Any]:
         "block_size": made.block_size,
         "width": made.width,
         "seed": made.seed[0],
+        "policy": made.policy,
     }
 
 
-def check(path: str, load: PairOptions, *, as_json: bool) -> None:
+def check(path: str, load: PairOptions, policy: PolicyOptions, *, as_json: bool) -> None:
     """Replay a trace and report.
 
     Raises:
@@ -84,10 +90,11 @@ def check(path: str, load: PairOptions, *, as_json: bool) -> None:
     from dflash_fn.trace import check_trace, read_trace
 
     check_load(load)
+    rule = policy_of(policy)
     made = read_trace(path)
     pair = open_pair(saved.of_file(load, {"pair": made.pair, "dtype": made.dtype}, path), needs_text=False)
     with terminal.status("replaying"):
-        found = check_trace(made, pair)
+        found = check_trace(made, pair, policy=rule)
     if as_json:
         report.print_object({"file": path, **trace_report.as_object(found)})
     else:

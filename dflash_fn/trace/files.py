@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from dflash_fn import container, errors, inputs
 from dflash_fn.container import Bits
 from dflash_fn.records import StopReason
-from dflash_fn.trace.records import CacheView, LogitsView, RowStart, RowStep, Trace
+from dflash_fn.trace.records import CacheView, LawsView, LogitsView, RowStart, RowStep, Trace
 from dflash_fn.trace.summary import STATISTICS
 
 __all__ = ["KIND", "read_trace", "write_trace"]
@@ -20,6 +20,7 @@ __all__ = ["KIND", "read_trace", "write_trace"]
 KIND = "trace"
 """What the header of a trace file names."""
 PLAIN = [field.name for field in fields(Trace) if field.name not in ("start", "steps")]
+OPTIONAL = {field.name for field in fields(Trace) if field.default is not MISSING}
 
 Arrays = Mapping[str, Bits]
 
@@ -75,6 +76,7 @@ def _row_out(row: RowStep, name: str, arrays: dict[str, Bits]) -> dict[str, Any]
     if row.features is not None:
         arrays[f"{name}.features"] = row.features
     arrays.update((f"{name}.uniforms.{stream}", Bits("float64", values)) for stream, values in row.uniforms.items())
+    _laws_out(row.laws, f"{name}.laws", arrays)
     return {
         "features_digest": row.features_digest,
         "draft_cache": _cache_out(row.draft_cache, f"{name}.draft_cache", arrays),
@@ -107,8 +109,15 @@ def _logits_out(view: LogitsView | None, name: str, arrays: dict[str, Bits]) -> 
     return {"digest": view.digest}
 
 
+def _laws_out(view: LawsView | None, name: str, arrays: dict[str, Bits]) -> None:
+    for field in fields(LawsView) if view else ():
+        values = getattr(view, field.name)
+        if values is not None:
+            arrays[f"{name}.{field.name}"] = Bits(str(values.dtype), values)
+
+
 def _trace_in(header: Mapping[str, Any], arrays: Arrays) -> Trace:
-    plain = {name: _tuples(header[name]) for name in PLAIN}
+    plain = {name: _tuples(header[name]) for name in PLAIN if name in header or name not in OPTIONAL}
     start = tuple(_start_in(row, f"start.{index}", arrays) for index, row in enumerate(header["start"]))
     steps = tuple(
         tuple(_row_in(row, f"{step}.{index}", arrays) if row else None for index, row in enumerate(rows))
@@ -143,7 +152,15 @@ def _row_in(row: Mapping[str, Any], name: str, arrays: Arrays) -> RowStep:
         emitted=tuple(row["emitted"]),
         stop=StopReason[row["stop"]] if row["stop"] else None,
         target_cache=_cache_in(row.get("target_cache"), f"{name}.target_cache", arrays),
+        laws=_laws_in(arrays, f"{name}.laws"),
     )
+
+
+def _laws_in(arrays: Arrays, name: str) -> LawsView | None:
+    if f"{name}.ids" not in arrays:
+        return None
+    ids, p, q, target, overlap = (arrays[f"{name}.{kind}"].values for kind in ("ids", "p", "q", "target", "overlap"))
+    return LawsView(ids, p, q, target, _values(arrays, f"{name}.draft"), overlap)
 
 
 def _cache_in(view: Mapping[str, Any] | None, name: str, arrays: Arrays) -> CacheView | None:
@@ -191,3 +208,18 @@ def _problems(trace: Trace) -> Iterator[str]:
                 yield f"step {step}: accepts {row.num_accepted} of {len(row.block) - 1} and emits {len(row.emitted)}"
             if min(*row.block, row.next_token, *row.emitted) < 0:
                 yield f"step {step}: a negative token"
+            yield from _law_problems(step, row)
+
+
+def _law_problems(step: int, row: RowStep) -> Iterator[str]:
+    view, size = row.laws, len(row.block)
+    if view is not None:
+        tokens = view.ids.shape[-1]
+        shapes = dict.fromkeys(("ids", "p", "target"), (size, tokens)) | {
+            "q": (size - 1, tokens),
+            "overlap": (size - 1,),
+        }
+        shapes |= {} if view.draft is None else {"draft": (size - 1, tokens)}
+        for name, shape in shapes.items():
+            if (found := getattr(view, name).shape) != shape:
+                yield f"step {step}: expected laws.{name} of shape {shape}, got {found}"

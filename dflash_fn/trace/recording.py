@@ -13,10 +13,12 @@ import numpy as np
 
 from dflash_fn import errors, inputs
 from dflash_fn.loop import rounds
+from dflash_fn.opinions import opinions
 from dflash_fn.policies import Policy, match
 from dflash_fn.records import Branches, DecodeState, Pair, Proposer, StepInfo
 from dflash_fn.state_io import fingerprint_of
-from dflash_fn.steps import judge, narrowed
+from dflash_fn.steps import judged_by, narrowed
+from dflash_fn.trace.laws import laws_of, view_laws
 from dflash_fn.trace.looking import Look, heard_by, look, prefilled, view_start
 from dflash_fn.trace.records import RowStep, Trace
 from dflash_fn.trace.summary import digest_of, row_bits, view_cache, view_logits
@@ -40,7 +42,7 @@ def record(
     Args:
         state: from `prefill` or `extend`, so that another port can make the same one from its tokens.
         pair: target, draft and port.
-        top_k: how many of each slot's logits to keep, at least 2; None keeps all of them.
+        top_k: how many of each slot's logits, and of its p and q, to keep, at least 2; None keeps all of them.
         policy: as `decode` takes it, like the arguments after it.
         max_new_tokens: budget of each row.
         stop_token_ids: ids that end a row.
@@ -99,7 +101,10 @@ def _rows(
     """Return a step's rows: what was seen before it, what it reports, and what it led to."""
     port = pair.port
     policy, heard = heard_by(policy)
-    _, kept = judge(before, pair, policy, narrowed(seen.proposal, info.block_size), Branches(info.logits, None, None))
+    proposal = narrowed(seen.proposal, info.block_size)
+    said = opinions(before, pair, policy, proposal, Branches(info.logits, None, None))
+    kept = judged_by(before, pair, policy, proposal, said)[1]
+    laws = laws_of(before, pair, policy, proposal, said)
     logits = row_bits(port, info.logits, [info.block_size] * len(kept))
     caches = view_cache(port, after.target_cache, port.lengths(before.target_cache))
     uniforms = {stream: port.to_numpy(values).astype(np.float64) for stream, values in heard.items()}
@@ -117,6 +122,7 @@ def _rows(
             emitted=info.emitted[row],
             stop=after.stop[row],
             target_cache=caches[row],
+            laws=view_laws(laws, row, info.drafted[row], kept[row], top_k),
         )
         if before.stop[row] is None
         else None
@@ -152,6 +158,9 @@ def _unfinished(
         prompts=state.tokens,
         start=view_start(state, pair, features),
         steps=(),
+        sampling=str(policy.sampling),
+        drafting=policy.drafting.name if pair.draft else None,
+        lossless=policy.lossless,
     )
 
 

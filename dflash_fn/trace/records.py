@@ -13,7 +13,7 @@ import numpy as np
 from dflash_fn.container import Bits
 from dflash_fn.records import StopReason
 
-__all__ = ["CacheView", "LogitsView", "RowStart", "RowStep", "Trace"]
+__all__ = ["CacheView", "LawsView", "LogitsView", "RowStart", "RowStep", "Trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,27 @@ class LogitsView:
 
 
 @dataclass(frozen=True, slots=True)
+class LawsView:
+    """Probabilities of m tokens in each slot of a row's block, for people to look at; no check compares them.
+
+    Attributes:
+        ids: [B, m] the best of p and of q, the drafted token, and the verdict's; the first of p first.
+        p: [B, m] what the target's token is drawn from, after constraint, temperature and filters.
+        q: [B - 1, m] what the drafted token was drawn from; 1 at it where no chance had a part.
+        target: [B, m] softmax of the target's own logits, before all that.
+        draft: [B - 1, m] softmax of the draft's; None where no draft was asked.
+        overlap: [B - 1] sums of min(p, q) over all V tokens: how likely token rejection is to keep what is drafted.
+    """
+
+    ids: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    target: np.ndarray
+    draft: np.ndarray | None
+    overlap: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class RowStart:
     """A row after prefill, whose prompt has n tokens.
 
@@ -80,6 +101,7 @@ class RowStep:
         emitted: what the row gained.
         stop: why it stopped after this step; None where it goes on.
         target_cache: after the tokens before the new anchor were selected.
+        laws: p and q of the tokens that matter; None where they are not known.
     """
 
     features: Bits | None
@@ -94,6 +116,7 @@ class RowStep:
     emitted: tuple[int, ...]
     stop: StopReason | None
     target_cache: CacheView | None
+    laws: LawsView | None = None
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -127,6 +150,9 @@ class Trace:
         prompts: token ids, one tuple a row.
         start: each row after prefill.
         steps: each step's rows; None for a row that had stopped before.
+        sampling: what makes p of the target's logits, in words; None where it is not known, like the two below.
+        drafting: how the draft's tokens are drawn, in words.
+        lossless: whether the policy says that the text has the target's own law.
     """
 
     tool: str
@@ -150,6 +176,9 @@ class Trace:
     prompts: tuple[tuple[int, ...], ...]
     start: tuple[RowStart, ...]
     steps: tuple[tuple[RowStep | None, ...], ...]
+    sampling: str | None = None
+    drafting: str | None = None
+    lossless: bool | None = None
 
     @property
     def num_tokens(self) -> int:
