@@ -24,7 +24,8 @@ MODULES = [module.name for module in read_modules(ROOT) if not module.name.endsw
 SOUND = {
     "dflash_fn/__init__.py": '"""One."""\n\nfrom dflash_fn.a import f\n\n__all__ = ["f"]\n',
     "dflash_fn/a.py": '"""Two."""\n\n__all__ = ["C", "f"]\n\nC = 1\n"""Three."""\n\n\ndef f():\n    """Four."""\n',
-    "README.md": "# Top\n[a](docs/reference/dflash_fn.a.md#f) [b](#top) `[c](nowhere)`\n```\n[d](nowhere)\n```\n\n    p[i](x)\n",
+    "README.md": "# Top\n[a](docs/reference/dflash_fn.a.md#f) [b](#top) `[c](nowhere)`\n```\n[d](nowhere)\n```\n"
+    "\n    p[i](x)\n",
 }
 
 
