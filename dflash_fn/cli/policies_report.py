@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,8 @@ __all__ = ["Setting", "as_markdown", "as_object", "show", "show_list"]
 
 NARROW, WIDE = 96, 120
 """On a terminal of fewer columns a policy gets lines of its own; elsewhere tables may be so wide."""
+
+INDENT = (0, 0, 0, 2)
 
 INTERVAL = "95 %; over texts by the jackknife and Student's t; of the surprise by its variance under p"
 NOTES = (
@@ -61,7 +64,9 @@ def show_list(console: Console, found: Sequence[About]) -> None:
     if console.is_terminal and console.width < NARROW:
         for one in found:
             console.print(Text(one.name, style="bold"))
-            console.print(Text(f"  lossless {yes[one.lossless]}, needs q {yes[one.needs_q]}, {one.rule}; {one.source}"))
+            flags = f"lossless {yes[one.lossless]}, same text {yes[one.invariant]}, needs q {yes[one.needs_q]}"
+            for line in (flags, one.rule, one.source):
+                console.print(Padding(line, INDENT))
         return
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("policy", "lossless", "same text", "needs q"):
@@ -154,8 +159,9 @@ def _show_slots(console: Console, results: Sequence[Result]) -> None:
     if console.is_terminal and console.width < NARROW:
         for one in results:
             cells = [f"{slot}: {written(value, 0, scale=100)}" for slot, value in enumerate(one.by_slot, start=1)]
+            whole = "   ".join(cells).replace(" \u00b1 ", "\u00a0\u00b1\u00a0").replace(": ", ":\u00a0")
             console.print(Text(one.contender.name, style=_style(one) or "bold"))
-            console.print("  " + "   ".join(cells))
+            console.print(Padding(whole, INDENT))
         return
     most = max((len(one.by_slot) for one in results), default=0)
     made = _table(["policy", *map(str, range(1, most + 1))])

@@ -9,28 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 import dflash_fn
 from dflash_fn import errors
 from dflash_fn.policies import Policy, block_verification, match, token_rejection
+from dflash_fn.port import Port
 from dflash_fn.records import Pair
 from dflash_fn.sampling import Sampling, probabilities
 from dflash_fn.trace import LawsView, RowStep, Trace, check_trace, read_trace, record, write_trace
 from tests.helpers import proposers
-from tests.helpers.fixtures import checkpoints
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
-
-__all__ = ["checkpoints"]
 
 DESIGN = DraftDesign(target=TargetDesign(layers=3), seed=107, taps=(0, 2, 1))
 PROMPTS = [[7, 11, 5, 30, 2], [9] * 12]
 WARM = Sampling(0.8, top_p=0.9)
 
 
-@pytest.fixture(scope="module")
-def pair(checkpoints: Checkpoints) -> Pair:
-    return checkpoints.pair(dflash_fn.get_port("torch"), DESIGN)
+@pytest.fixture
+def pair(port: Port, checkpoints: Checkpoints) -> Pair:
+    return checkpoints.pair(port, DESIGN)
 
 
 def recorded(pair: Pair, policy: Policy, **options: Any) -> Trace:
