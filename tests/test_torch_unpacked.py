@@ -15,6 +15,7 @@ ops = pytest.importorskip("dflash_fn_torch.ops", exc_type=ImportError)
 weights = pytest.importorskip("dflash_fn_torch.weights", exc_type=ImportError)
 
 DESIGN = DraftDesign(target=TargetDesign(inner=64, hidden=64, head_dim=16), block_size=4)
+HYBRID = TargetDesign(inner=64, hidden=64, head_dim=16, family="qwen3_5", layers=3)
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +24,15 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dflash_fn.Pair]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "packs", lambda dtype: False)
         port = dflash_fn.get_port("torch")
-        return {dtype: checkpoints.pair(port, DESIGN, dtype) for dtype in ("float32", "bfloat16")}
+        made = {dtype: checkpoints.pair(port, DESIGN, dtype) for dtype in ("float32", "bfloat16")}
+        return made | {"hybrid": checkpoints.pair(port, HYBRID)}
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width"), [(dtype, width) for dtype in ("float32", "bfloat16") for width in range(1, 17)]
+    ("name", "width"), [(name, width) for name in ("float32", "bfloat16", "hybrid") for width in range(1, 17)]
 )
-def test_bits_hold_at_every_width(pairs: dict[str, dflash_fn.Pair], dtype: str, width: int) -> None:
-    pair = pairs[dtype]
+def test_bits_hold_at_every_width(pairs: dict[str, dflash_fn.Pair], name: str, width: int) -> None:
+    pair = pairs[name]
     prompt = np.random.default_rng(0).integers(0, 48, 9).tolist()
     expected = decode_plainly(dflash_fn.prefill(pair, prompt, width=width), pair, 16)
     proposer = proposers.corrupted([[*prompt, *expected.emitted[0]]], seed=5, rate=0.15)

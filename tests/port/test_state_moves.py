@@ -19,6 +19,7 @@ PROMPTS = [[7, 11, 5, 30, 2], [9] * 12]
 DESIGNS = {
     "llama": DraftDesign(target=TargetDesign(layers=3), seed=107, taps=(0, 2, 1)),
     "qwen3": DraftDesign(target=TargetDesign(seed=20, family="qwen3", layers=3, window=6), taps=(1, 0), window=3),
+    "hybrid": DraftDesign(target=TargetDesign(seed=5, family="qwen3_5", layers=4), taps=(2, 0), window=3),
 }
 
 
