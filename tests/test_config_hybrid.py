@@ -55,6 +55,7 @@ def test_a_text_model():
     assert spec.layer_kinds == (DELTA, DELTA, DELTA, FULL, DELTA)
     assert (spec.layers_of(FULL), spec.layers_of(DELTA)) == ((3,), (0, 1, 2, 4))
     assert spec.delta == DeltaSpec(key_heads=2, value_heads=6, key_dim=16, value_dim=24, kernel=3)
+    assert spec.delta is not None
     assert (spec.delta.keys, spec.delta.values, spec.delta.channels) == (32, 144, 208)
     assert (spec.rope.dim, spec.rope.theta, spec.sliding_window) == (16, 1e7, None)
 
