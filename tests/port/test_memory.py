@@ -58,7 +58,8 @@ def test_bytes_after_long_prompts(port: Port, checkpoints: Checkpoints, design: 
     for name in ("target_cache", "draft_cache"):
         assert bytes_of(getattr(long, name)) <= 2 * bytes_of(getattr(short, name))
     assert bytes_of(long.draft_cache) <= 2 * MOST
-    sliding = None if isinstance(long.draft_cache, tuple) else long.draft_cache.recent.sliding
+    cache: Any = long.draft_cache
+    sliding = None if isinstance(cache, tuple) else cache.recent.sliding
     if sliding:
         room = sliding.buffer.capacity - sliding.buffer.window
         assert sliding.buffer.counts.copies == 0

@@ -23,7 +23,10 @@ SLIDING = TargetDesign(family="qwen3", seed=20, layers=2, window=5, hidden=64, i
 DESIGN = DraftDesign(target=SLIDING, window=6, block_size=4)
 STARTS = (250, 505, 765, 1017, 1528)
 """Just before the places where a port's buffers are full, or begin a block."""
-CASES = [(start, "float32") for start in STARTS] + [(start, dtype) for start in (505, 1528) for dtype in DTYPES[1:]]
+CASES = [(start, "float32") for start in STARTS] + [(505, dtype) for dtype in DTYPES[1:]]
+CASES += [
+    pytest.param(start, dtype, marks=pytest.mark.slow) for start in STARTS for dtype in DTYPES[1:] if start != 505
+]
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -46,14 +49,14 @@ def test_bits_hold_where_buffers_are_full(port: Port, checkpoints: Checkpoints, 
     assert differing(found.logits[0], plain.logits[0]) == []
 
 
-@pytest.mark.parametrize("window", [3, 4, 64])
+@pytest.mark.parametrize("window", [3, pytest.param(4, marks=pytest.mark.slow), 64])
 def test_drafts_with_mixed_layers_say_what_the_reference_says(
     port: Port, checkpoints: Checkpoints, window: int
 ) -> None:
     """After prompts that are shorter and longer than the window, and longer than any buffer."""
     design = replace(DESIGN, window=window, block_size=5, layers=3)
     pair = checkpoints.pair(port, design)
-    for length in (3, 9, 300, 1600):
+    for length in (3, 9, 1600):
         state = run(prefill(pair, prompt_of(length)), pair, max_new_tokens=1).last
         drafted = dflash_fn.propose(state, pair).tokens
         expected = draft_logits(design, list(state.tokens[0]), 5).argmax(axis=-1)
