@@ -166,6 +166,7 @@ P, Q = fixed(5, 3, 2), fixed(6, 2, 2)
 def test_p14_block_verification_accepts_more_on_stated_examples(
     p: Table, q: Table, size: int, tokens: float, blocks: float
 ) -> None:
+    """P14: strictly more where the rules' means differ."""
     model = (len(p(())), size, p, q)
     assert mean_accepted(enumerated(token_rejection(ONE), model)) == pytest.approx(tokens, abs=EXACT)
     assert mean_accepted(enumerated(block_verification(ONE), model)) == pytest.approx(blocks, abs=EXACT)

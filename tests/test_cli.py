@@ -550,6 +550,18 @@ def test_escape_codes_are_for_terminals_and_for_those_who_want_them(no_colour):
     assert (b"\x1b[" in seen) is not no_colour
 
 
+def test_a_long_prompt_is_seen_to_be_read(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal.reading(256, 600)
+    terminal.reading(600, 600)
+    assert capsys.readouterr().err == "\r\x1b[2Kreading the prompt: 256 of 600 tokens\r\x1b[2K"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    terminal.reading(256, 600)
+    assert capsys.readouterr().err == ""
+
+
 def test_control_characters_do_not_reach_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from dflash_fn.cli import terminal
 from dflash_fn.metrics import Summary, summarize
 from dflash_fn.text import TextStream, feed, flush
 
@@ -88,7 +89,7 @@ def opened(pair: Pair, prompt: str | list[int], *, seed: int, width: int) -> tup
     from dflash_fn import prefill
 
     started = time.perf_counter()
-    state = prefill(pair, prompt, seed=seed, width=width)
+    state = prefill(pair, prompt, seed=seed, width=width, progress=terminal.reading)
     return state, time.perf_counter() - started
 
 
@@ -97,7 +98,7 @@ def extended(pair: Pair, state: DecodeState, ids: list[int]) -> tuple[DecodeStat
     from dflash_fn import extend
 
     started = time.perf_counter()
-    state = extend(state, pair, ids)
+    state = extend(state, pair, ids, progress=terminal.reading)
     return state, time.perf_counter() - started
 
 

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from rich.status import Status
 from rich.text import Text
 
-__all__ = ["console", "note", "plain", "print_entry", "progress", "status", "whole_lines", "write"]
+__all__ = ["console", "note", "plain", "print_entry", "progress", "reading", "status", "whole_lines", "write"]
 
 
 class Writer(Protocol):
@@ -102,6 +102,14 @@ def progress(line: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(console=screen, transient=True) as bar:
         task = bar.add_task(line, total=total)
         yield lambda: bar.advance(task)
+
+
+def reading(done: int, total: int) -> None:
+    """Say how far a prompt has been read, on a line that is gone when all is; silent where nobody watches."""
+    if console().color_system is None:
+        return
+    sys.stderr.write(CLEAR_LINE + (f"reading the prompt: {done} of {total} tokens" if done < total else ""))
+    sys.stderr.flush()
 
 
 @contextmanager
