@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_fn import errors
-from dflash_fn.records import Array, DecodeState, Pair, Proposal, Proposer
+from dflash_fn.records import Array, DecodeState, Pair, Proposal, Proposer, Verdict
 
-__all__ = ["asked", "check_block", "check_counts"]
+__all__ = ["asked", "check_block", "check_counts", "check_verdict_type"]
 
 
 def asked(proposer: Proposer, state: DecodeState, pair: Pair, size: int) -> Array:
@@ -50,6 +50,21 @@ def check_counts(state: DecodeState, proposal: Proposal, counts: tuple[int, ...]
                 f"select: row {row}: got {count} emitted tokens, expected at most {size}: the block holds {size - 1} "
                 "drafted tokens and one more follows"
             )
+
+
+def check_verdict_type(policy: str, verdict: object, drafted: Array) -> None:
+    """Raise InputError unless a rule returned a `Verdict` of two arrays of [R] integers, of the kind it was handed."""
+    if not isinstance(verdict, Verdict):
+        raise errors.InputError(f"policy {policy!r}: its rule returned {type(verdict).__name__}, expected a Verdict")
+    for name in ("num_accepted", "next_token"):
+        made, expected = getattr(verdict, name), f"an array of [{drafted.shape[0]}] integers, made by functions of xp"
+        if not isinstance(made, type(drafted)):
+            found = type(made).__name__
+        elif tuple(made.shape) != (drafted.shape[0],) or "int" not in str(made.dtype):
+            found = f"shape {list(made.shape)} and dtype {made.dtype}"
+        else:
+            continue
+        raise errors.InputError(f"policy {policy!r}: the {name} of its verdict is {found}, expected {expected}")
 
 
 def _check_ids(values: np.ndarray, vocab_size: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dflash_fn import errors
 
-__all__ = ["Bits", "read", "write"]
+__all__ = ["Bits", "check_file_place", "read", "write"]
 
 VERSION = 1
 
@@ -39,13 +39,14 @@ def write(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str,
     """Write a file beside its place and move it there.
 
     Args:
-        path: of the file; an existing one is replaced in one go.
+        path: of the file; an existing one is replaced in one go, and what a link leads to in place of the link.
         kind: what the file holds, such as `state`; `read` asks for it.
         header: anything that JSON can say.
         arrays: by name.
 
     Raises:
-        CacheFolderError: the folder is missing, full or read only; nothing half-written stays.
+        CacheFolderError: the folder is missing, full or read only, or there is something else than a file, such as a
+            device; nothing half-written stays.
     """
     from safetensors.numpy import save
 
@@ -54,9 +55,19 @@ def write(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str,
     values = {name: np.ascontiguousarray(bits.values) for name, bits in arrays.items()}
     content = save(values, {"dflash_fn": text, "digest": _digest(text, values)})
     try:
-        _replace(path, content)
+        place = path.resolve()
+        check_file_place(place)
+        _replace(place, content)
     except OSError as error:
         raise errors.CacheFolderError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def check_file_place(path: Path) -> None:
+    """Raise CacheFolderError where something stands that is no file: a move would put a file in a device's place."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise errors.CacheFolderError(
+            f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file"
+        )
 
 
 def _replace(path: Path, content: bytes) -> None:

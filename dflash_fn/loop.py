@@ -51,7 +51,8 @@ def decode(
         P01: with an invariant policy, such as `match()`, the tokens and the bits of their logits are those of
             `block_size=1`.
         P07: so they are at temperature > 0, from the same seed.
-        P04: decoding for n and then for m tokens equals decoding for n + m, as long as the block size is the same.
+        P04: decoding for n and then for m tokens equals decoding for n + m, where the policy is invariant and the block
+            size the same. Other policies judge blocks, whose borders a budget moves.
         P08: a row emits exactly min(max_new_tokens, tokens up to the first stop) tokens.
 
     Example:

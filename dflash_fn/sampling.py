@@ -15,7 +15,7 @@ from dflash_fn import errors
 from dflash_fn.draws import first_reaching, one_hot, total, wide
 from dflash_fn.records import Array
 
-__all__ = ["GREEDY", "Sampling", "probabilities", "weights"]
+__all__ = ["GREEDY", "Sampling", "as_sampling", "probabilities", "weights"]
 
 COLDEST = 1e-6
 """The lowest temperature above 0; float32 holds its inverse with room to spare."""
@@ -85,6 +85,16 @@ class Sampling:
             if value is not None
         ]
         return f"T={self.temperature:g}" + "".join(filters)
+
+
+def as_sampling(value: Sampling) -> Sampling:
+    """Return it; InputError for what is none, such as a bare temperature."""
+    if not isinstance(value, Sampling):
+        raise errors.InputError(
+            f"sampling: got {value!r} of type {type(value).__name__}, expected a Sampling, such as "
+            "Sampling(temperature=0.7)"
+        )
+    return value
 
 
 GREEDY = Sampling()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dflash_fn import errors, inputs
-from dflash_fn.blocks import asked, check_block, check_counts
+from dflash_fn.blocks import asked, check_block, check_counts, check_verdict_type
 from dflash_fn.draws import one_hot
 from dflash_fn.logprobs import logprobs_of
 from dflash_fn.opinions import Opinions, opinions
@@ -279,6 +279,7 @@ def judged_by(
     xp, size = pair.port.xp, proposal.tokens.shape[1] + 1
     uniforms = numbers(state, pair, policy.streams, size)
     verdict = policy.rule(xp, proposal.tokens, heard.constrained, proposal.q, uniforms)
+    check_verdict_type(policy.name, verdict, proposal.tokens)
     columns = [
         proposal.tokens,
         verdict.num_accepted[:, None],

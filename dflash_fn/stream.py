@@ -112,6 +112,7 @@ def stream_generate(
         (8, 'length')
     """
     budget = inputs.check_count("max_tokens", max_tokens, least=0)
+    _check_options(options)
     pair = _as_pair(model, tokenizer, draft, port, options)
     ids = _as_ids(pair.tokenizer, prompt)
     if width is None and block_size is not None:
@@ -121,6 +122,18 @@ def stream_generate(
     stop_ids = _own_stop_ids(pair) if stop_token_ids is None else stop_token_ids
     steps = rounds(state, pair, policy=policy, max_new_tokens=budget, stop_token_ids=stop_ids, block_size=block_size)
     return _responses(pair, steps, len(ids), time.perf_counter() - begun)
+
+
+LOADING = ("dtype", "device", "draft_bits", "name")
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in LOADING:
+            raise errors.InputError(
+                f"{name}: stream_generate takes no such argument; beside its own it takes {', '.join(LOADING)} of "
+                "load_pair. Sampling and constraints go by policy=, such as match(Sampling(temperature=0.7))"
+            )
 
 
 def _as_pair(model: Any, tokenizer: Any, draft: Any, port: str | Port | None, options: dict[str, Any]) -> Pair:

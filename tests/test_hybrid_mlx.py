@@ -141,6 +141,25 @@ class Words:
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize(
+    "target",
+    [
+        TargetDesign(hidden=64, inner=64, head_dim=16),
+        TargetDesign(family="qwen3", hidden=64, inner=64, layers=3, tied=True),
+    ],
+    ids=["llama", "qwen3"],
+)
+def test_plain_targets_too(target: TargetDesign, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = pytest.importorskip("dflash.model_mlx", reason="needs upstream's package")
+    monkeypatch.setattr(upstream, "snapshot_download", lambda name, **_: name)
+    monkeypatch.setattr(upstream, "TokenizerWrapper", Words)
+    design = DraftDesign(target=target, inner=64, head_dim=16, block_size=5, taps=(0, 1), mask=3)
+    folder = checkpoints.folder(target)
+    draft, model = upstream.load_draft(str(checkpoints.folder(design))), mlx_model(folder)
+    compare_with_upstream(upstream, model, draft, dflash_fn.load_pair(folder, checkpoints.folder(design), port="mlx"))
+
+
+@pytest.mark.oracle
 @pytest.mark.parametrize("options", [{}, {"window": 4}, {"window": 6, "causal": False}], ids=["full", "mixed", "both"])
 def test_tokens_and_accepted_counts_are_upstreams(
     folder: Path, checkpoints: Checkpoints, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -151,13 +170,18 @@ def test_tokens_and_accepted_counts_are_upstreams(
     monkeypatch.setattr(upstream, "TokenizerWrapper", Words)
     design = replace(DRAFT, **options)
     draft, model = upstream.load_draft(str(checkpoints.folder(design))), mlx_model(folder)
-    theirs = list(upstream.stream_generate(model, draft, Words(), mx.array(IDS[:7]), max_tokens=40))
     pair = dflash_fn.load_pair(folder, checkpoints.folder(design), port="mlx")
+    assert any(len(tokens) > 1 for tokens in compare_with_upstream(upstream, model, draft, pair))
+
+
+def compare_with_upstream(upstream: Any, model: Any, draft: Any, pair: Pair) -> list[tuple[int, ...]]:
+    """Compare the steps of both, and return upstream's."""
+    theirs = list(upstream.stream_generate(model, draft, Words(), mx.array(IDS[:7]), max_tokens=40))
     found = run(dflash_fn.prefill(pair, IDS[:7]), pair, max_new_tokens=40)
     steps = [tuple(response.tokens) for response in theirs if response.tokens]
-    whole = 40 - design.block_size  # close to its budget upstream shortens the block
+    whole = 40 - pair.block_size  # close to its budget upstream shortens the block
     emitted = [info.emitted[0] for info in found.infos]
     assert sum(steps, ())[:40] == found.emitted[0]
     short = next(index for index in range(len(steps)) if sum(map(len, steps[: index + 1])) > whole)
     assert emitted[:short] == steps[:short]
-    assert any(len(tokens) > 1 for tokens in steps)
+    return steps

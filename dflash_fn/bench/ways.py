@@ -22,6 +22,9 @@ __all__ = ["ENGINES", "Answer", "Recipe", "Way", "open_way", "parse"]
 ENGINES = ("ours", "transformers", "mlx-lm")
 """What can decode."""
 
+WIDEST = 32
+"""The widest verification of every port."""
+
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngrams": ngrams, "both": lookup_or_draft}
 """Words that `draft=` takes beside `none` and a place."""
 
@@ -104,7 +107,12 @@ def parse(text: str) -> Recipe:
             expected = ", ".join(f"{name}=..." for name in sorted(known))
             raise errors.InputError(f"way {text!r}: got {option!r}, expected one of: {expected}")
         given[key] = _number(text, key, value) if key in ("block", "width") else value
-    return Recipe(engine, **given)
+    made = Recipe(engine, **given)
+    if made.block and made.width and made.block > made.width:
+        raise errors.InputError(f"way {text!r}: got block={made.block} above width={made.width}; the block must fit in")
+    if max(made.block or 1, made.width or 1) > WIDEST:
+        raise errors.InputError(f"way {text!r}: got more than {WIDEST} slots, the most that a port verifies at once")
+    return made
 
 
 def _number(text: str, key: str, value: str) -> int:
@@ -168,7 +176,9 @@ def _folder(pair: Pair) -> str:
 def _transformers(pair: Pair, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # it would write over what the command line says
     model: Any = AutoModelForCausalLM.from_pretrained(_folder(pair), dtype=dtype).eval()
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True}
 

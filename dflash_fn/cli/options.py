@@ -128,6 +128,8 @@ def check_place(flag: str, path: str) -> None:
     folder = Path(path).parent
     if Path(path).is_dir():
         raise InputError(f"{flag}: {path} is a folder; give the name of a file")
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f"{flag}: {path} is a device or a pipe, which cannot be replaced; give the name of a file")
     if not folder.is_dir():
         raise InputError(f"{flag} {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):

@@ -11,7 +11,7 @@ from dflash_fn.policies.blocks import at_tokens
 from dflash_fn.policies.drafting import inverse
 from dflash_fn.policies.token_rejection import recovered
 from dflash_fn.records import Array, Verdict
-from dflash_fn.sampling import GREEDY, Sampling, probabilities
+from dflash_fn.sampling import GREEDY, Sampling, as_sampling, probabilities
 
 __all__ = ["block_verification", "carried"]
 
@@ -38,6 +38,7 @@ def block_verification(sampling: Sampling = GREEDY) -> Policy:
         Sun et al. 2403.10444, algorithm 2 and equations 3 and 4, whose p_i is c[i] here. `u < h` in place of
         `u <= h`, for u is in [0, 1).
     """
+    as_sampling(sampling)
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
         assert q is not None

@@ -11,7 +11,7 @@ from dflash_fn.policies.base import ARGMAX, Drafting, Policy
 from dflash_fn.policies.blocks import judged
 from dflash_fn.policies.drafting import inverse, raced
 from dflash_fn.records import Array, Verdict
-from dflash_fn.sampling import GREEDY, Sampling, weights
+from dflash_fn.sampling import GREEDY, Sampling, as_sampling, weights
 
 __all__ = ["Drafts", "Noise", "match"]
 
@@ -65,6 +65,7 @@ def match(sampling: Sampling = GREEDY, *, noise: Noise = "gumbel", drafts: Draft
         >>> verdict.num_accepted.tolist(), verdict.next_token.tolist()
         ([1], [0])
     """
+    as_sampling(sampling)
     if noise not in ("inverse", "gumbel"):
         raise errors.InputError(f"match: got noise {noise!r}, expected 'inverse' or 'gumbel'")
     if drafts not in ("shared", "independent", "argmax"):

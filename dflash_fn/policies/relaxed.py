@@ -10,7 +10,7 @@ from dflash_fn.draws import draw
 from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import at_tokens, judged
 from dflash_fn.records import Array, Verdict
-from dflash_fn.sampling import GREEDY, Sampling, probabilities, weights
+from dflash_fn.sampling import GREEDY, Sampling, as_sampling, probabilities, weights
 
 __all__ = ["relaxed"]
 
@@ -34,6 +34,7 @@ def relaxed(sampling: Sampling = GREEDY, *, top_k: int = 10, delta: float = 0.6)
         TensorRT-LLM's relaxed acceptance for multi-token prediction, there with 10 and 0.6 in DeepSeek-R1's thinking
         phase; here it holds for the whole text.
     """
+    as_sampling(sampling)
     if top_k < 1 or not 0 <= delta <= 1:
         raise errors.InputError(f"relaxed: got top_k {top_k} and delta {delta}, expected 1 or more, and from 0 to 1")
     plain = Sampling(sampling.temperature or 1.0)

@@ -10,7 +10,7 @@ from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import at_slot, at_tokens, leading
 from dflash_fn.policies.drafting import inverse
 from dflash_fn.records import Array, Verdict
-from dflash_fn.sampling import GREEDY, Sampling, probabilities
+from dflash_fn.sampling import GREEDY, Sampling, as_sampling, probabilities
 
 __all__ = ["recovered", "token_rejection"]
 
@@ -35,6 +35,7 @@ def token_rejection(sampling: Sampling = GREEDY) -> Policy:
         the tests of all slots are made at once. A proposer's token counts as drawn from a q that is 1 at it, which is
         exact, for it is a function of the state.
     """
+    as_sampling(sampling)
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
         assert q is not None

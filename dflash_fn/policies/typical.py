@@ -10,7 +10,7 @@ from dflash_fn.draws import draw, total
 from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import at_tokens, judged
 from dflash_fn.records import Array, Verdict
-from dflash_fn.sampling import Sampling, probabilities
+from dflash_fn.sampling import Sampling, as_sampling, probabilities
 
 __all__ = ["typical"]
 
@@ -36,6 +36,7 @@ def typical(sampling: Sampling = Sampling(1.0), *, epsilon: float = 0.09, delta:
         drafted token whatever its p, and takes the longest of several candidates; here every token passes the bar, and
         there is one block.
     """
+    as_sampling(sampling)
     if sampling.temperature == 0:
         raise errors.InputError("typical: got temperature 0, where p has no entropy; give a temperature, or use match")
     scale = epsilon**0.5 if delta is None else delta
