@@ -44,6 +44,8 @@ def test_recipes(text, expected):
         ("", "way '': got engine '', expected one of"),
         ("ours,blocks=4", "got 'blocks=4', expected one of: block=..., draft=..., dtype=..., port=..., width=..."),
         ("ours,block", "got 'block', expected one of: block=..."),
+        ("ours,block=8,width=4", "got block=8 above width=4; the block must fit in"),
+        ("ours,block=99", "got more than 32 slots, the most that a port verifies at once"),
         ("ours,block=0", "got block=0, expected a number of at least 1"),
         ("transformers,block=4", "got 'block=4', expected one of: dtype=..."),
     ],

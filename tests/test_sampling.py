@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dflash_fn import errors
+from dflash_fn.policies import Policy, block_verification, match, relaxed, token_rejection, typical
 from dflash_fn.sampling import GREEDY, Sampling, probabilities, weights
 
 SETTINGS = [
@@ -149,6 +151,12 @@ def test_numbers_that_make_no_sense(options: dict[str, Any], message: str) -> No
     with pytest.raises(errors.InputError) as caught:
         Sampling(**options)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("make", [match, token_rejection, block_verification, typical, relaxed])
+def test_a_bare_temperature_is_no_sampling(make: Callable[[Any], Policy]) -> None:
+    with pytest.raises(errors.InputError, match=r"sampling: got 0\.7 of type float, expected a Sampling"):
+        make(0.7)
 
 
 def test_a_sampling_says_what_it_does() -> None:

@@ -143,6 +143,25 @@ def test_a_file_is_replaced(pair: Pair, saved: Path) -> None:
     assert [path.name for path in saved.parent.iterdir()] == ["state"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there are no named pipes in the file system")
+def test_what_is_no_file_is_never_replaced(saved: Path, pair: Pair, tmp_path: Path) -> None:
+    """As root, a file moved onto /dev/null would take its place for all of the machine."""
+    state, pipe = dflash_fn.load_state(saved, pair), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(errors.CacheFolderError, match="pipe: is a device or a pipe, which cannot be replaced; give"):
+        dflash_fn.save_state(pipe, state, pair)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_is_followed(saved: Path, pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, place = tmp_path / "link", tmp_path / "elsewhere" / "state"
+    link.symlink_to(place)
+    dflash_fn.save_state(link, dflash_fn.load_state(saved, pair), pair)
+    assert link.is_symlink()
+    assert place.read_bytes() == saved.read_bytes()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
 def test_a_file_has_the_mode_of_any_other_file(pair: Pair, tmp_path: Path, mask: int, mode: int) -> None:

@@ -231,6 +231,7 @@ def test_an_object_that_no_port_claims_is_named(pair: Pair) -> None:
         ({"draft": "x/y"}, "draft: got one beside a loaded pair"),
         ({"port": "torch"}, "port: got one beside a loaded pair"),
         ({"dtype": "bfloat16"}, "dtype: got one beside a loaded pair"),
+        ({"sampler": len}, "sampler: stream_generate takes no such argument; beside its own it takes dtype, device, "),
         ({"max_tokens": -1}, "max_tokens: got -1, expected an integer of at least 0"),
         ({"max_tokens": 1.5}, "max_tokens: got 1.5, expected an integer"),
         ({"block_size": 0}, "block_size: got 0"),

@@ -683,3 +683,31 @@ def test_a_verdict_that_cannot_be_is_refused(pair: Pair, count: int, token: int,
         block_size=4,
     )
     assert text.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("tuple", "policy 'odd': its rule returned tuple, expected a Verdict"),
+        ("none", "policy 'odd': its rule returned NoneType, expected a Verdict"),
+        ("numbers", "policy 'odd': the num_accepted of its verdict is int, expected an array of [1] integers, made by"),
+        ("columns", "policy 'odd': the next_token of its verdict is shape [1, 1] and dtype "),
+        ("floats", "policy 'odd': the num_accepted of its verdict is shape [1] and dtype "),
+    ],
+)
+def test_what_is_no_verdict_is_named(pair: Pair, kind: str, expected: str) -> None:
+    def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Any:
+        good = dflash_fn.match().rule(xp, drafted, logits, q, uniforms)
+        made: dict[str, Any] = {
+            "tuple": (good.num_accepted, good.next_token),
+            "none": None,
+            "numbers": Verdict(0, 0),
+            "columns": Verdict(good.num_accepted, good.next_token[:, None]),
+            "floats": Verdict(xp.astype(good.num_accepted, xp.float32), good.next_token),
+        }
+        return made[kind]
+
+    text = message(
+        errors.InputError, dflash_fn.decode, prefill(pair, [3, 4]), pair, policy=Policy("odd", rule, lossless=False)
+    )
+    assert text.startswith(expected)
