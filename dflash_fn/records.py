@@ -145,7 +145,7 @@ class DecodeState:
         draft_cache: K/V that the draft made of the context features; None without a draft.
         context_features: what the last verification left for the draft to read; None when it has read everything.
         step: index of the next step, counted from the last `prefill` or `extend`.
-        seed: one per row; with a position, or with step and slot, it names every random number of the row.
+        seed: one per row; with a position, or with that of a block and a slot, it names every random number of the row.
         stop: why each row stopped, or None where it goes on.
         width: rows W that every verification runs, fixed for a state.
         exact_rows: whether several rows are computed so that each has the bits of its single-row run.

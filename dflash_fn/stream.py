@@ -31,7 +31,8 @@ class GenerationResponse:
         text: what the token settled of the text, often ""; the pieces of a stream are together the decoded answer,
             less a stop token and special tokens.
         token: its id.
-        logprobs: [V] log probabilities that it was chosen from, an array of the port in float32.
+        logprobs: [V] log probabilities under the target's own logits, before constraints and sampling: an array of the
+            port in float32.
         from_draft: whether it was drafted and accepted; a step's last token counts as the extra one, as in `StepInfo`.
         prompt_tokens: tokens of the prompt.
         prompt_tps: prompt tokens per second, up to the answer's first token.
