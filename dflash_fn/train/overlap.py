@@ -35,13 +35,13 @@ class Excluded:
     prompts: int
 
     def near(self, text: str) -> bool:
-        """Whether a text has a run of words in common with a prompt.
+        r"""Whether a text has a run of words in common with a prompt.
 
         Case, punctuation and layout do not count, and a name such as `has_close_elements` is three words.
 
         Example:
             >>> known = exclude(["Is the sum of two odd numbers even?"], 4)
-            >>> known.near("... the SUM of\\ntwo primes"), known.near("the sum of primes")
+            >>> known.near("... the SUM of\ntwo primes"), known.near("the sum of primes")
             (True, False)
         """
         words = _words(text)

@@ -98,7 +98,7 @@ def read(path: Path) -> Texts:
 
 
 def distinct_share(tokens: Sequence[int], size: int = 4) -> float:
-    """Return how many of a text's n-grams are different ones: near 1 in prose, near 0 in a loop; 1 where there are none.
+    """Return the share of different n-grams in a text: near 1 in prose, near 0 in a loop; 1 where there are none.
 
     Example:
         >>> distinct_share([1, 2, 1, 2, 1, 2, 1, 2])

@@ -105,8 +105,9 @@ class DraftTask:
         with autocast(self.ends.head.device, self.run.autocast):
             loss, right, count = self.loss(blocks, index)
         grads, norm = gradients(loss, self.weights)
-        moved(self.optimiser, self.weights, grads, norm, float(loss), index, rate)
-        return Measured(float(loss), norm, count, {"accuracy": right})
+        value = float(loss.detach())
+        moved(self.optimiser, self.weights, grads, norm, value, index, rate)
+        return Measured(value, norm, count, {"accuracy": right})
 
     def loss(self, blocks: Blocks, index: int) -> tuple[Tensor, float, int]:
         """Return the loss, the share of right guesses, and how many slots count."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from torch import Tensor
 
 from dflash_fn.train.options import TargetOptions
-from dflash_fn.train.order import normal
+from dflash_fn.train.order import normal, numbers
 
 __all__ = ["deepened", "fit_bigrams", "make"]
 
@@ -30,6 +30,9 @@ def make(options: TargetOptions, vocab_size: int, layers: int, seed: int) -> Any
         for name, weight in model.named_parameters():
             if any(part in name for part in SILENT):
                 weight.zero_()
+            elif name.endswith("A_log"):
+                decay = 1.0 + 15.0 * numbers(seed, f"target {name}", 0, weight.numel())
+                weight.copy_(torch.from_numpy(np.log(decay)))
             elif weight.dim() >= 2:
                 spread = 0.5 if "embed_tokens" in name else weight[0].numel() ** -0.5
                 weight.copy_(torch.from_numpy(normal(seed, f"target {name}", *weight.shape) * spread))
@@ -37,6 +40,12 @@ def make(options: TargetOptions, vocab_size: int, layers: int, seed: int) -> Any
 
 
 def _new(options: TargetOptions, vocab_size: int, layers: int) -> Any:
+    """Return a model whose weights are yet to be set; the global generator that transformers draws from is put back."""
+    with torch.random.fork_rng(devices=[]):
+        return _made(options, vocab_size, layers)
+
+
+def _made(options: TargetOptions, vocab_size: int, layers: int) -> Any:
     common = {
         "vocab_size": vocab_size,
         "hidden_size": options.hidden,

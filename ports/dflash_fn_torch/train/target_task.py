@@ -16,7 +16,7 @@ from dflash_fn.container import Bits
 from dflash_fn.train import order
 from dflash_fn.train.options import TargetOptions, TrainOptions
 from dflash_fn.train.trainer import Measured
-from dflash_fn_torch.train.checkpoint import fetch, put_back
+from dflash_fn_torch.train.checkpoint import fetch, put_back, write_model
 from dflash_fn_torch.train.optimiser import Optimiser, new
 from dflash_fn_torch.train.step import autocast, gradients, moved
 from dflash_fn_torch.train.target_model import deepened, fit_bigrams, make
@@ -85,8 +85,9 @@ class TargetTask:
         with autocast(self.device, self.run.autocast):
             loss = self._loss(ids)
         grads, norm = gradients(loss, self.weights)
-        moved(self.optimiser, self.weights, grads, norm, float(loss), index, rate)
-        return Measured(float(loss), norm, ids[:, 1:].numel(), {})
+        value = float(loss.detach())
+        moved(self.optimiser, self.weights, grads, norm, value, index, rate)
+        return Measured(value, norm, ids[:, 1:].numel(), {})
 
     def _windows(self, stream: np.ndarray, chosen: np.ndarray) -> Tensor:
         size = self.options.sequence
@@ -120,7 +121,5 @@ class TargetTask:
 
     def export(self, folder: Path) -> None:
         """Write the model as transformers does, in bfloat16."""
-        deep = self.model if self.grows is None or len(self.model.model.layers) == self.options.layers else None
-        if deep is None:
-            raise errors.InputError("the target has not grown yet; let the run go on")
-        deep.to(torch.bfloat16).save_pretrained(folder)
+        config = {**self.model.config.to_dict(), "architectures": [type(self.model).__name__], "dtype": "bfloat16"}
+        write_model(folder, config, self.weights)
