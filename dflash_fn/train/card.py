@@ -49,9 +49,11 @@ def _corpus(known: Mapping[str, Any] | None) -> list[str]:
     if not known:
         return []
     lines = [
-        f"* {known['files']} Python files, {known['bytes'] / 1e6:.1f} MB, {known['tokens'] / 1e6:.1f} M tokens of a "
-        f"byte-level BPE of {known['vocabulary']}, after runs of lines that occurred before were dropped; "
-        f"digest `{known['digest']}`.",
+        (
+            f"* {known['files']} Python files, {known['bytes'] / 1e6:.1f} MB, {known['tokens'] / 1e6:.1f} M tokens of "
+            f"a byte-level BPE of {known['vocabulary']}, after runs of lines that occurred before were dropped; "
+            f"digest `{known['digest']}`."
+        ),
         f"* Standard library of Python {known['python']} (PSF-2.0)." if known.get("python") else "",
         *(f"* {entry['name']} ({entry['licence']}), sha256 `{entry['sha256'][:16]}`" for entry in known["packages"]),
         f"* Held out, never trained on: {', '.join(f'`{name}`' for name in known['held_out'])}.",
@@ -65,11 +67,15 @@ def _texts(options: TrainOptions, known: Mapping[str, Any] | None) -> list[str]:
         return []
     kept_out = ", ".join(f"`{name.rpartition('/')[2]}`" for name in options.exclude) or "none were named"
     return [
-        f"* The draft learns from {known['texts']} answers ({known['answer_tokens']} tokens) that the target wrote "
-        f"greedily (`{options.text.kind}`); digest `{known['digest']}`.",
+        (
+            f"* The draft learns from {known['texts']} answers ({known['answer_tokens']} tokens) that the target wrote "
+            f"greedily (`{options.text.kind}`); digest `{known['digest']}`."
+        ),
         f"* Dropped: {known['loops']} loops, {known['duplicates']} duplicates, {known['near']} near a prompt.",
-        f"* Kept out: no text shares {options.shared_words} words in a row with a prompt of these files "
-        f"({known['prompts']} prompts): {kept_out}. Case, layout and punctuation do not count.",
+        (
+            f"* Kept out: no text shares {options.shared_words} words in a row with a prompt of these files "
+            f"({known['prompts']} prompts): {kept_out}. Case, layout and punctuation do not count."
+        ),
     ]
 
 
@@ -98,8 +104,10 @@ def _figures(options: TrainOptions, known: Mapping[str, Any]) -> list[str]:
     sets = known.get("sets", {})
     first = options.eval.first
     lines = [
-        f"tau is the mean of emitted tokens a step; greedy, block size {options.eval.block_size}, "
-        f"{options.eval.max_new_tokens} tokens an answer.",
+        (
+            f"tau is the mean of emitted tokens a step; greedy, block size {options.eval.block_size}, "
+            f"{options.eval.max_new_tokens} tokens an answer."
+        ),
         "",
         f"| prompts | n | tau | first {first} tokens | by share of distinct 4-grams (n) | n-grams alone |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -90,7 +90,7 @@ def divide(
     Held out are the files whose names have the smallest digests: a choice that no order and no seed changes. Their
     runs of lines count as seen before the first file that is trained on, so that nothing of them is trained on.
     """
-    known = [(name, text) for name, text in named if text.strip()]
+    known = [(name, text) for name, text in named if text.strip() and _digits(text) <= options.most_digits]
     near = {name for name, text in known if excluded.near(text)}
     clean = [entry for entry in known if entry[0] not in near]
     large = [entry for entry in clean if len(entry[1].encode()) >= LEAST_HELD_OUT]
@@ -101,6 +101,11 @@ def divide(
     names = {name for name, _ in held_out}
     train = [(name, _fresh(text, options.run, seen)) for name, text in clean if name not in names]
     return [entry for entry in train if entry[1].strip()], sorted(held_out), sorted(near)
+
+
+def _digits(text: str) -> float:
+    """Return the share of digits among what is no white space."""
+    return sum(map(text.count, "0123456789")) / (len("".join(text.split())) or 1)
 
 
 def _fresh(text: str, run: int, seen: set[int]) -> str:

@@ -94,7 +94,8 @@ class CorpusOptions:
         folders: more folders of sources.
         held_out: files that are never trained on.
         run: lines; where that many in a row occurred before, they are dropped.
-        longest: bytes of a file above which it is left out (tables, generated code).
+        longest: bytes of a file above which it is left out (generated code).
+        most_digits: share of digits in a file's text above which it is left out (tables).
         vocab_size: tokens of the byte-level BPE.
         tokenizer_bytes: how much text the tokenizer is made from.
     """
@@ -104,7 +105,8 @@ class CorpusOptions:
     folders: tuple[str, ...] = ()
     held_out: int = 40
     run: int = 3
-    longest: int = 300_000
+    longest: int = 200_000
+    most_digits: float = 0.1
     vocab_size: int = 2048
     tokenizer_bytes: int = 12_000_000
 

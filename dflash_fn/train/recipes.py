@@ -22,16 +22,11 @@ __all__ = ["PACKAGES", "RECIPES", "recipe"]
 
 PACKAGES = (
     "attrs==25.3.0",
-    "babel==2.17.0",
     "black==25.1.0",
-    "bokeh==3.7.3",
     "click==8.2.1",
-    "dask==2025.7.0",
     "django==5.2.4",
-    "docutils==0.21.2",
     "fastapi==0.116.1",
     "flask==3.1.1",
-    "fonttools==4.59.0",
     "httpx==0.28.1",
     "ipython==9.4.0",
     "jedi==0.19.2",
@@ -45,13 +40,11 @@ PACKAGES = (
     "requests==2.32.4",
     "rich==14.1.0",
     "setuptools==80.9.0",
-    "sphinx==8.2.3",
     "sqlalchemy==2.0.41",
     "starlette==0.47.2",
     "sympy==1.14.0",
     "twisted==25.5.0",
     "werkzeug==3.1.3",
-    "xarray==2025.7.1",
 )
 """What the tiny targets are trained on, besides the standard library."""
 

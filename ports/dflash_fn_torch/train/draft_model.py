@@ -74,14 +74,13 @@ def draft_config(options: DraftOptions, target: Mapping[str, Any]) -> dict[str, 
 
 
 def random_weights(spec: DraftSpec, seed: int) -> dict[str, Tensor]:
-    """Return weights in upstream's names: normal matrices, norms of 1, and outputs of 0, so that layers begin silent."""
+    """Return weights in upstream's names: normal matrices, norms of 1, outputs of 0, so that layers begin silent."""
     made = {
         name: torch.from_numpy(normal(seed, f"draft {name}", *shape) * SPREAD) if len(shape) == 2 else torch.ones(shape)
         for name, shape in _shapes(spec).items()
     }
-    return {
-        name: torch.zeros_like(one) if "o_proj" in name or "down_proj" in name else one for name, one in made.items()
-    }
+    silent = {name for name in made if "o_proj" in name or "down_proj" in name}
+    return {name: torch.zeros_like(one) if name in silent else one for name, one in made.items()}
 
 
 def _shapes(spec: DraftSpec) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from dflash_fn_torch.train.optimiser import Optimiser
 __all__ = ["autocast", "gradients", "moved"]
 
 
-def autocast(device: torch.device, dtype: str) -> contextlib.AbstractContextManager[None]:
+def autocast(device: torch.device, dtype: str) -> contextlib.AbstractContextManager[object]:
     """Take products in a shorter dtype where that is asked for; weights, sums and losses stay float32."""
     if dtype == "float32":
         return contextlib.nullcontext()
