@@ -83,7 +83,9 @@ def test_p21_each_block_is_the_ports_draft_pass(bench: Bench) -> None:
         theirs = port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=False)[0]
         head = torch.from_numpy(_head(pair))
         ours = hidden[row] @ head.T
-        assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound("float32", "draft_logits", pair.draft.spec)
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound(
+            "float32", "draft_logits", pair.draft.spec
+        )
 
 
 def _head(pair: Pair) -> np.ndarray:

@@ -59,7 +59,7 @@ TINY_CODE = TrainOptions(
         grow_from=3,
         grow_at=0.3,
         fit=FitOptions(
-            steps=4200,
+            steps=5000,
             rate=0.02,
             last_rate=0.0,
             warmup=60,
@@ -72,14 +72,14 @@ TINY_CODE = TrainOptions(
             checkpoint_every=150,
         ),
     ),
-    text=TextOptions(kind="continue", pieces=10240, prompt_tokens=(16, 112), max_new_tokens=64, rows=64),
+    text=TextOptions(kind="continue", pieces=10240, prompt_tokens=(16, 160), max_new_tokens=64, rows=64),
     draft=DraftOptions(
-        taps=(1, 2, 3, 4),
+        taps=(1, 3, 4),
         start_layers=(0, 2, 5),
         sequences=16,
         anchors=16,
         cache="bfloat16",
-        fit=FitOptions(steps=2800, rate=2e-3, warmup=100, score_every=280, checkpoint_every=140),
+        fit=FitOptions(steps=7000, rate=2e-3, warmup=100, score_every=350, checkpoint_every=175),
     ),
     eval=EvalOptions(prompts=PROMPTS),
     exclude=PROMPTS,
@@ -91,8 +91,8 @@ TINY_CODE_HYBRID = replace(
     target=replace(
         TINY_CODE.target or TargetOptions(),
         architecture="qwen3_5",
-        inner=448,
-        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=3200),
+        inner=416,
+        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=3600),
     ),
     draft=replace(TINY_CODE.draft, start="ridge", inner=512),
 )
