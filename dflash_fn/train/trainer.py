@@ -37,6 +37,7 @@ class Measured:
     more: Mapping[str, float]
 
 
+@runtime_checkable
 class Task(Protocol):
     """A model in training."""
 
@@ -65,6 +66,7 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """A port's side of training."""
 

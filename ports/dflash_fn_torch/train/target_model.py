@@ -144,11 +144,10 @@ def _factors(counts: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     law = (counts + SMOOTHING * len(counts) * frequent) / (counts.sum(dim=1, keepdim=True) + SMOOTHING * len(counts))
     logs = law.log()
     left, sizes, right = torch.linalg.svd(logs - logs.mean(dim=1, keepdim=True), full_matrices=False)
-    rank = min(rank, len(sizes))
-    rows = torch.zeros(len(counts), rank) + left[:, :rank] * sizes[:rank].sqrt()
+    missing = max(0, rank - len(sizes))
+    rows, wide = (F.pad(part[:, :rank] * sizes[:rank].sqrt(), (0, missing)) for part in (left, right.T))
     scale = rows.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-3)
-    wide = (right[:rank].T * sizes[:rank].sqrt()) * scale.mean()
-    return rows / scale, wide
+    return rows / scale, wide * scale.mean()
 
 
 @torch.no_grad()
