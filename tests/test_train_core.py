@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,6 +216,15 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     assert not checkpoints.saved(tmp_path)
 
 
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """Hear Ctrl-C, even where the tests were started deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hearing")
 def test_ctrl_c_saves_between_two_steps(tmp_path: Path) -> None:
     budget = Budget()
 
@@ -229,6 +238,7 @@ def test_ctrl_c_saves_between_two_steps(tmp_path: Path) -> None:
     assert checkpoints.load(checkpoints.saved(tmp_path)[-1]).step == done.steps == 11
 
 
+@pytest.mark.usefixtures("hearing")
 def test_a_second_ctrl_c_interrupts() -> None:
     budget = Budget()
     with pytest.raises(KeyboardInterrupt), asked_by_ctrl_c(budget):

@@ -65,9 +65,10 @@ class Budget:
 def asked_by_ctrl_c(budget: Budget) -> Iterator[None]:
     """Let the first Ctrl-C only mark the budget, so that a step is never cut in two; the second one interrupts.
 
-    Outside the main thread, where signals cannot be handled, nothing changes.
+    Outside the main thread, where signals cannot be handled, and where Ctrl-C is ignored, nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
+    deaf = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
+    if deaf or threading.current_thread() is not threading.main_thread():
         yield
         return
 
