@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dflash_fn import get_port
-from dflash_fn.records import Pair
+from dflash_fn.config import DraftSpec
+from dflash_fn.records import Model, Pair
 from dflash_fn.tolerances import bound
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign, draft_tensors
 
@@ -17,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 from dflash_fn_torch.attention import Reach  # noqa: E402
 from dflash_fn_torch.train.forward import draft_hidden, own_mask, past_mask  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 LENGTH, BLOCK = 30, 4
 DESIGNS = {
@@ -35,20 +38,25 @@ class Bench:
     """A tiny pair, a text, and what its target makes of it."""
 
     pair: Pair
-    weights: dict
+    weights: dict[str, Any]
     ids: np.ndarray
-    features: torch.Tensor
+    features: Tensor
 
-    def block(self, anchors: torch.Tensor) -> torch.Tensor:
-        tokens = torch.full((*anchors.shape, BLOCK), self.pair.draft.spec.mask_token_id)
+    @property
+    def draft(self) -> Model[DraftSpec]:
+        assert self.pair.draft is not None
+        return self.pair.draft
+
+    def block(self, anchors: Tensor) -> Tensor:
+        tokens = torch.full((*anchors.shape, BLOCK), self.draft.spec.mask_token_id)
         tokens[..., 0] = torch.from_numpy(self.ids)[anchors]
         return torch.nn.functional.embedding(tokens, self.pair.target.weights.embedding)
 
-    def hidden(self, anchors: tuple[int, ...], features: torch.Tensor | None = None, block=None) -> torch.Tensor:
+    def hidden(self, anchors: tuple[int, ...], features: Tensor | None = None, block: Tensor | None = None) -> Tensor:
         places = torch.tensor([anchors])
         block = self.block(places) if block is None else block
         features = self.features if features is None else features
-        return draft_hidden(self.pair.draft.spec, self.weights, features, block, places)[0]
+        return draft_hidden(self.draft.spec, self.weights, features, block, places)[0]
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,7 @@ def make_bench(checkpoints: Checkpoints, design: DraftDesign) -> Bench:
     cache = port.new_cache(pair.target, LENGTH)
     made = port.target_pass(pair.target, cache, known, taps=design.taps, head=False, exact_rows=False)
     weights = {name: torch.from_numpy(values) for name, values in draft_tensors(design).items()}
+    assert made.features is not None
     return Bench(pair, weights, ids, made.features.clone())
 
 
@@ -77,21 +86,24 @@ def test_p21_each_block_is_the_ports_draft_pass(bench: Bench) -> None:
     pair, port = bench.pair, bench.pair.port
     hidden = bench.hidden(CLOSE)
     for row, anchor in enumerate(CLOSE):
-        cache = port.new_cache(pair.draft, LENGTH)
-        cache = port.draft_context(pair.draft, cache, bench.features[:, :anchor], (anchor,), exact_rows=False)
-        block = torch.tensor([[int(bench.ids[anchor]), *[pair.draft.spec.mask_token_id] * (BLOCK - 1)]])
-        theirs = port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=False)[0]
+        cache = port.new_cache(bench.draft, LENGTH)
+        cache = port.draft_context(bench.draft, cache, bench.features[:, :anchor], (anchor,), exact_rows=False)
+        block = torch.tensor([[int(bench.ids[anchor]), *[bench.draft.spec.mask_token_id] * (BLOCK - 1)]])
+        theirs = port.draft_pass(bench.draft, pair.target, cache, block, exact_rows=False)[0]
         head = torch.from_numpy(_head(pair))
         ours = hidden[row] @ head.T
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound(
-            "float32", "draft_logits", pair.draft.spec
+            "float32", "draft_logits", bench.draft.spec
         )
 
 
 def _head(pair: Pair) -> np.ndarray:
     from safetensors.numpy import load_file
 
-    return load_file(pair.target.source.folder / "model.safetensors")["lm_head.weight"]
+    source = pair.target.source
+    assert source is not None
+    assert source.folder is not None
+    return load_file(source.folder / "model.safetensors")["lm_head.weight"]
 
 
 def test_p21_no_block_sees_context_at_or_after_its_anchor(bench: Bench) -> None:
@@ -106,9 +118,9 @@ def test_p21_no_block_sees_context_at_or_after_its_anchor(bench: Bench) -> None:
 
 
 def _within(bench: Bench, place: int, anchor: int) -> bool:
-    spec = bench.pair.draft.spec
+    spec = bench.draft.spec
     every = all(reach.value != "sliding_attention" for reach in spec.layer_kinds)
-    return every or spec.num_layers > 1 or anchor - place < spec.sliding_window
+    return every or spec.num_layers > 1 or anchor - place < (spec.sliding_window or 0)
 
 
 def test_p21_no_block_sees_another(bench: Bench) -> None:
@@ -157,6 +169,6 @@ def test_other_texts_of_a_batch_change_nothing_but_rounding(checkpoints: Checkpo
     bench = make_bench(checkpoints, DESIGNS["plain"])
     both = torch.cat([bench.features, bench.features.flip(1)])
     places = torch.tensor([CLOSE, CLOSE])
-    spec = bench.pair.draft.spec
+    spec = bench.draft.spec
     made = draft_hidden(spec, bench.weights, both, bench.block(places), places)
     torch.testing.assert_close(made[0], bench.hidden(CLOSE), rtol=0, atol=bound("float32", "hidden", spec) * 5)

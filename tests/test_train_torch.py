@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +24,11 @@ from tests.helpers.training import DESIGN, FIT, draft_run, prepare, task_of, tra
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from torch import Tensor  # noqa: E402
-
 from dflash_fn_torch.train import optimiser, target_model  # noqa: E402
 from dflash_fn_torch.train.draft_task import DraftTask, _walk  # noqa: E402
 from dflash_fn_torch.train.loss import block_loss, leading_matches, slot_weights  # noqa: E402
 from dflash_fn_torch.train.target_task import TargetTask  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -231,11 +232,12 @@ def test_copied_layers_are_the_targets(folder: Path) -> None:
             assert np.array_equal(ours, known[f"model.layers.{layer}.{part}.weight"])
 
 
-def target_run(architecture: str, **changes: object) -> tuple[TargetOptions, TrainOptions, np.ndarray]:
+def target_run(architecture: Any, **changes: object) -> tuple[TargetOptions, TrainOptions, np.ndarray]:
     fit = FitOptions(steps=8, rate=0.02, warmup=2, optimiser="muon", checkpoint_every=3, log_every=1)
     options = TargetOptions(
-        architecture=architecture, layers=4, full_every=2, grow_from=2, grow_at=0.5, hidden=32, inner=48, heads=2,
-        kv_heads=1, head_dim=16, linear_heads=2, linear_dim=16, max_context=64, sequence=16, batch=4, bigrams=5, fit=fit,
+        architecture=architecture, layers=4, full_every=2, grow_from=2, grow_at=0.5, hidden=32, inner=48,
+        heads=2, kv_heads=1, head_dim=16, linear_heads=2, linear_dim=16, max_context=64, sequence=16, batch=4,
+        bigrams=5, fit=fit,
     )  # fmt: skip
     run = TrainOptions(corpus=CorpusOptions(vocab_size=300), target=options)
     stream = (np.arange(3000) % 61 + np.arange(3000) // 61 % 3).astype(np.uint16)
@@ -255,9 +257,7 @@ def test_p20_a_growing_target_resumes_with_the_same_bits(architecture: str, tmp_
     for pause in (3, 4, 5, 8):
         torch.rand(3)  # a global generator that moves on changes nothing
         part = TargetTask(options, run, stream, stream[:200], "cpu")
-        ticks = iter(range(1, 100))
-        budget = Budget(None)
-        budget.seconds, budget.clock, budget.began = pause + 1 - (_done(tmp_path)), lambda: next(ticks), 0
+        budget = Budget(pause + 1 - _done(tmp_path), clock=itertools.count().__next__)
         fitting.fit(part, options.fit, tmp_path / "parts", made_with="same", budget=budget)
         assert _done(tmp_path) == pause
     for name, weight in whole.weights.items():

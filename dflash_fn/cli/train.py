@@ -188,8 +188,9 @@ def _watched() -> Iterator[Watch]:
         def watch(stage: str, done: int, total: int, figures: dict[str, Any]) -> None:
             if stage not in tasks:
                 tasks[stage] = bar.add_task(f"{stage:<8}", total=total, figures="")
-            shown = {"figures": _figures(figures)} if _figures(figures) else {}
-            bar.update(tasks[stage], completed=done, total=total, **shown)
+            bar.update(tasks[stage], completed=done, total=total)
+            if _figures(figures):
+                bar.update(tasks[stage], figures=_figures(figures))
 
         yield watch
 

@@ -47,7 +47,7 @@ def prepare(folder: Path, *, pieces: int = 24, tokens: int = 24) -> Texts:
     return made
 
 
-def task_of(folder: Path, run: TrainOptions):  # noqa: ANN201 (a port's own type)
+def task_of(folder: Path, run: TrainOptions):
     """Return the draft's task, with features from the cache."""
     trainer = get_port("torch").trainer()  # pyright: ignore[reportAttributeAccessIssue]
     trainer.set_threads(1)

@@ -50,7 +50,7 @@ def load_model(folder: Path, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     with _no_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -37,30 +37,21 @@ class Optimiser:
     @torch.no_grad()
     def move(self, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], index: int, rate: float) -> None:
         """Move weights by one step."""
-        by_muon = [name for name in weights if name not in self.second]
         share = ADAM_SHARE if self.options.optimiser == "muon" else 1.0
-        self._adam([name for name in weights if name in self.second], weights, grads, index, rate * share)
-        for name in by_muon:
-            self._muon(weights[name], grads[name], self.first[name], rate)
+        for name, weight in weights.items():
+            if name in self.second:
+                self._adam(weight, grads[name], self.first[name], self.second[name], index, rate * share)
+            else:
+                self._muon(weight, grads[name], self.first[name], rate)
 
-    def _adam(
-        self, names: list[str], weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], index: int, rate: float
-    ) -> None:
-        if not names:
-            return
+    def _adam(self, weight: Tensor, grad: Tensor, first: Tensor, second: Tensor, index: int, rate: float) -> None:
         low, high = self.options.betas
-        w, g = [weights[name] for name in names], [grads[name] for name in names]
-        m, v = [self.first[name] for name in names], [self.second[name] for name in names]
-        torch._foreach_lerp_(m, g, 1.0 - low)
-        torch._foreach_mul_(v, high)
-        torch._foreach_addcmul_(v, g, g, 1.0 - high)
-        root = torch._foreach_sqrt(v)
-        torch._foreach_div_(root, (1.0 - high ** (index + 1)) ** 0.5)
-        torch._foreach_add_(root, EPS)
-        if self.options.weight_decay:
-            matrices = [one for one in w if one.dim() > 1]
-            torch._foreach_mul_(matrices, 1.0 - rate * self.options.weight_decay)
-        torch._foreach_addcdiv_(w, m, root, -rate / (1.0 - low ** (index + 1)))
+        first.lerp_(grad, 1.0 - low)
+        second.mul_(high).addcmul_(grad, grad, value=1.0 - high)
+        root = second.sqrt().div_((1.0 - high ** (index + 1)) ** 0.5).add_(EPS)
+        if self.options.weight_decay and weight.dim() > 1:
+            weight.mul_(1.0 - rate * self.options.weight_decay)
+        weight.addcdiv_(first, root, value=-rate / (1.0 - low ** (index + 1)))
 
     def _muon(self, weight: Tensor, grad: Tensor, momentum: Tensor, rate: float) -> None:
         beta = self.options.betas[0]

@@ -28,7 +28,7 @@ def gradients(loss: Tensor, weights: Mapping[str, Tensor]) -> tuple[dict[str, Te
         name: torch.zeros_like(weight) if grad is None else grad
         for (name, weight), grad in zip(weights.items(), found, strict=True)
     }
-    norms = torch._foreach_norm(list(grads.values()))
+    norms = [torch.linalg.vector_norm(grad) for grad in grads.values()]
     return grads, float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
@@ -45,5 +45,5 @@ def moved(
     if not (math.isfinite(norm) and math.isfinite(loss)):
         return
     if norm > optimiser.options.clip:
-        torch._foreach_mul_(list(grads.values()), optimiser.options.clip / norm)
+        grads = {name: grad * (optimiser.options.clip / norm) for name, grad in grads.items()}
     optimiser.move(weights, grads, index, rate)
