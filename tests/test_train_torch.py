@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import subprocess
 import sys
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_fn import fingerprint, load_pair
+from dflash_fn import Pair, errors, fingerprint, load_pair, load_zoo
 from dflash_fn.train import answers, checkpoints, evaluation, fitting, order, texts
 from dflash_fn.train.budget import Budget
-from dflash_fn.train.options import CorpusOptions, EvalOptions, FitOptions, TargetOptions, TrainOptions
+from dflash_fn.train.options import CorpusOptions, EvalOptions, FitOptions, TargetOptions, TextOptions, TrainOptions
 from tests.helpers import training
 from tests.helpers.training import DESIGN, FIT, draft_run, prepare, task_of, train
 
@@ -200,8 +201,6 @@ def test_p20_a_run_killed_ten_times_ends_with_the_same_weights(folder: Path) -> 
 
 
 def test_a_run_with_nan_in_its_features_stops_and_keeps_its_last_checkpoint(folder: Path, tmp_path: Path) -> None:
-    from dflash_fn import errors
-
     task = task_of(folder, draft_run(folder))
     fitting.fit(task, replace(FIT, steps=7), tmp_path, made_with="same")
     broken = replace(task, cache=np.full_like(task.cache, np.nan))
@@ -325,6 +324,67 @@ def test_answers_are_greedy_and_rows_do_not_matter(folder: Path) -> None:
     assert DESIGN.vocab > max(max(ids) for ids, _ in made)
     assert texts.pack(made).answer_tokens == 6 + 6 + 3
     assert training.FIT.steps == FIT.steps
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}# {{ m['role'] }}\n{{ m['content'] }}<|endoftext|>\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def chatty() -> Pair:
+    """The embedded target, with a chat template."""
+    pair = replace(load_zoo("tiny-code"), draft=None)
+    pair.tokenizer.chat_template = CHAT_TEMPLATE
+    return pair
+
+
+def test_the_target_writes_user_turns_from_its_own_template(chatty: Pair) -> None:
+    options = TextOptions(kind="chat", turn_tokens=6, openers=("import ",), opened=1.0)
+    ask = answers.ask_chat(chatty, options, 3)
+    asked = ask(0, 3)
+    assert asked == ask(0, 3)
+    rendered = [chatty.tokenizer.decode(list(one.ids)) for one in asked]
+    assert all(text.startswith("# user\nimport") for text in rendered)
+    assert all(text.endswith("<|endoftext|>\n# assistant\n") for text in rendered)
+    assert len(set(rendered)) == 3
+    assert answers.ask_chat(chatty, options, 4)(0, 3) != asked
+    with pytest.raises(errors.InputError, match="the target's tokenizer has no chat template; use 'continue'"):
+        answers.ask_chat(replace(chatty, tokenizer=load_zoo("tiny-code").tokenizer), options, 3)
+
+
+def test_prompts_and_conversations_of_files(chatty: Pair, tmp_path: Path) -> None:
+    rows = [
+        {"question": "one?"},
+        {"messages": [{"role": "user", "content": "two?"}]},
+        {"messages": [{"role": "user", "content": "three?"}, {"role": "assistant", "content": "3"}]},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ask, count = answers.ask_given(chatty, [str(file)])
+    assert count == 3
+    asked = ask(0, 3)
+    rendered = [chatty.tokenizer.decode(list(one.ids)) for one in asked]
+    assert rendered == [f"# user\n{word}?<|endoftext|>\n# assistant\n" for word in ("one", "two", "three")]
+    assert [one.answer is None for one in asked] == [True, True, False]
+    assert chatty.tokenizer.decode(list(asked[2].answer or ())) == "3<|endoftext|>"
+    file.write_text('{"messages": ')
+    with pytest.raises(errors.InputError, match="row 0: no JSON"):
+        answers.ask_given(chatty, [str(file)])
+
+
+def test_prompts_cut_from_a_stream_begin_with_a_line_and_cross_no_end(chatty: Pair) -> None:
+    text = "def first():\n    return 1\n\n\nclass Second:\n    value = 2\n" * 6
+    ids = [*chatty.tokenizer.encode(text), 0, *chatty.tokenizer.encode(text), 0]
+    ask = answers.ask_stream(chatty, np.array(ids), TextOptions(prompt_tokens=(5, 12)), 1)
+    asked = ask(0, 40)
+    assert asked[10:20] == ask(10, 20)
+    assert all(0 not in one.ids and 1 <= len(one.ids) <= 12 for one in asked)
+    starts = {chatty.tokenizer.decode(list(one.ids)).split("\n")[0] for one in asked}
+    lines = ["def first():", "    return 1", "", "class Second:", "    value = 2"]
+    assert all(any(line.startswith(start) for line in lines) for start in starts)
+    assert len({len(one.ids) for one in asked}) > 4
 
 
 @pytest.mark.oracle

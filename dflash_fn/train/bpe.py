@@ -13,8 +13,11 @@ from dflash_fn.train.files import write_json
 
 __all__ = ["END", "MASK", "encode", "make", "write"]
 
-END, MASK = "<|endoftext|>", "<|mask|>"
-"""The special tokens, with the ids 0 and 1: end of a file, and what fills a block's slots."""
+END = "<|endoftext|>"
+"""The special token with the id 0, after each text."""
+
+MASK = "<|mask|>"
+"""The special token with the id 1, which fills a block's slots."""
 
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """What a token never crosses: words with what stands before them, single digits, signs, line ends with the space

@@ -22,6 +22,7 @@ __all__ = ["CURVE", "Fitted", "Report", "fit"]
 
 SMOOTHING = 0.95
 CURVE = "curve.jsonl"
+"""The file beside the checkpoints that holds what was logged, one JSON object a line."""
 
 Report = Callable[[int, dict[str, Any]], None]
 """Is told, after each step, how many steps are done and what the last one measured."""

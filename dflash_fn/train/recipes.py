@@ -75,7 +75,7 @@ TINY_CODE = TrainOptions(
     text=TextOptions(kind="continue", pieces=10240, prompt_tokens=(16, 160), max_new_tokens=64, rows=64),
     draft=DraftOptions(
         taps=(1, 3, 4),
-        start_layers=(0, 2, 5),
+        start="ridge",
         sequences=16,
         anchors=16,
         cache="bfloat16",
@@ -94,7 +94,7 @@ TINY_CODE_HYBRID = replace(
         inner=416,
         fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=3600),
     ),
-    draft=replace(TINY_CODE.draft, start="ridge", inner=512),
+    draft=replace(TINY_CODE.draft, inner=512),
 )
 
 SMOLLM2 = TrainOptions(

@@ -64,7 +64,9 @@ def _text_stream(pair: Pair, names: Sequence[str]) -> np.ndarray:
     ids: list[int] = []
     for name in names:
         try:
-            ids += [*pair.tokenizer.encode(Path(name).read_text(encoding="utf-8")), *pair.target.spec.eos_token_ids[:1]]
+            text = Path(name).read_text(encoding="utf-8")
+            # not verbose: that a whole file is longer than the context is no news
+            ids += [*pair.tokenizer.encode(text, verbose=False), *pair.target.spec.eos_token_ids[:1]]
         except (OSError, UnicodeDecodeError) as error:
             raise errors.InputError(f"text.files: {name} cannot be read ({error})") from None
     return np.array(ids, dtype=np.int32)
