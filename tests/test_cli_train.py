@@ -172,7 +172,7 @@ def test_done_stages_are_skipped_and_the_same_run_again_gives_the_same_bits(
 
 
 def test_a_folder_with_a_run_is_not_taken_for_another(run: Path, prompts: Path) -> None:
-    taken = invoke("--out", run, "--recipe", "tiny-code")
+    taken = invoke("--out", run, "--recipe", "tiny-code", "--exclude", prompts)
     assert taken.exit_code == exits.BAD_INPUT
     assert "holds a run already; go on with it by --resume, or give another folder" in taken.stderr
     other = invoke(
@@ -201,12 +201,23 @@ def test_a_folder_with_a_run_is_not_taken_for_another(run: Path, prompts: Path) 
         (["--resume", "--seed", "3"], "--seed is for a new run, which --recipe or --target names"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(flags: list[str], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_one_line(flags: list[str], message: str, tmp_path: Path, prompts: Path) -> None:
     if "jax" in flags:
         pytest.importorskip("jax")
-    result = invoke("--out", tmp_path / "out", *flags)
+    named = ["--exclude", prompts] if "--recipe" in flags else []
+    result = invoke("--out", tmp_path / "out", *flags, *named)
     assert result.exit_code == exits.BAD_INPUT
     assert message in result.stderr
+
+
+def test_files_are_looked_for_before_hours_have_gone_by(tmp_path: Path, prompts: Path) -> None:
+    result = invoke("--out", tmp_path / "out", "--recipe", "tiny-code", "--exclude", tmp_path / "none.jsonl")
+    assert result.exit_code == exits.BAD_INPUT
+    assert "none.jsonl: no such file of prompts to keep out or to measure on; name others" in result.stderr
+    assert not (tmp_path / "out").exists()
+    made = options_of(TrainRequest("out", recipe="tiny-code", exclude=(str(prompts),)))
+    assert made is not None
+    assert made.exclude == made.eval.prompts == (str(prompts),)
 
 
 def test_a_draft_for_any_target_has_taps_over_its_depth(tmp_path: Path) -> None:

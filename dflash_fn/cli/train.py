@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ def train(request: TrainRequest) -> None:
     options = options_of(request)
     port = _port(request.port)
     budget, facts, paused = Budget(seconds), {}, False
-    with _watched() as watch, asked_by_ctrl_c(budget):
+    with _watched() as watch, asked_by_ctrl_c(budget, _asked):
         run = open_run(options, Path(request.out), port, resume=request.resume, budget=budget, watch=watch)
         try:
             facts = run_stages(run, request.stages)
@@ -88,6 +89,11 @@ def train(request: TrainRequest) -> None:
     _tell(run.folder, facts, paused, as_json=request.json)
     if budget.interrupted:
         raise typer.Exit(exits.INTERRUPTED)
+
+
+def _asked() -> None:
+    # not through sys.stderr: the signal may have come in the middle of one of its writes
+    os.write(2, b"\nstopping after this step; Ctrl-C again stops at once, and loses what came after the checkpoint\n")
 
 
 def _port(name: str) -> Port:
@@ -117,6 +123,9 @@ def options_of(request: TrainRequest) -> TrainOptions | None:
         _put(values, change)
     made = from_dict(TrainOptions, values)
     given = {"seed": request.seed, "device": request.device, "threads": request.threads, "exclude": request.exclude}
+    if request.exclude and made.eval.prompts == base.exclude:
+        # a recipe is measured on what it keeps out
+        made = replace(made, eval=replace(made.eval, prompts=request.exclude))
     made = replace(made, **{name: value for name, value in given.items() if value not in (None, ())})
     return replace(made, text=replace(made.text, files=request.files)) if request.files else made
 

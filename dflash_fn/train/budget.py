@@ -62,8 +62,10 @@ class Budget:
 
 
 @contextmanager
-def asked_by_ctrl_c(budget: Budget) -> Iterator[None]:
+def asked_by_ctrl_c(budget: Budget, told: Callable[[], None] | None = None) -> Iterator[None]:
     """Let the first Ctrl-C only mark the budget, so that a step is never cut in two; the second one interrupts.
+
+    `told` is called, inside the signal handler, at the first one.
 
     Outside the main thread, where signals cannot be handled, and where Ctrl-C is ignored, nothing changes.
     """
@@ -77,6 +79,8 @@ def asked_by_ctrl_c(budget: Budget) -> Iterator[None]:
         if budget.interrupted:
             signal.default_int_handler(number, None)
         budget.interrupted = True
+        if told:
+            told()
 
     before = signal.signal(signal.SIGINT, ask)
     try:

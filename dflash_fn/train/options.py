@@ -334,9 +334,13 @@ def to_dict(options: Any) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(options)))
 
 
+def _plain(value: Any) -> Any:
+    return to_dict(value) if is_dataclass(value) else value
+
+
 def digest(options: Any) -> str:
-    """Return 16 hexadecimal digits that two options share if they are equal."""
-    return hashlib.blake2b(json.dumps(to_dict(options), sort_keys=True).encode(), digest_size=8).hexdigest()
+    """Return 16 hexadecimal digits that two options (or texts) share if they are equal."""
+    return hashlib.blake2b(json.dumps(_plain(options), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def from_dict(kind: type[Record], values: Mapping[str, Any], *, name: str = "options") -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,14 @@ class Run:
             return self.folder / "target" / "model"
         return source_folder(self.options.source or "")
 
+    @property
+    def read(self) -> str:
+        """A digest of the files that the options name: what the data depends on besides the options."""
+        made = hashlib.blake2b(str(self.options.shared_words).encode(), digest_size=8)
+        for name in (*self.options.exclude, *self.options.text.files):
+            made.update(hashlib.blake2b(Path(name).read_bytes()).digest())
+        return made.hexdigest()
+
     def excluded(self) -> Excluded:
         """Return what may not be in the data."""
         prompts = [turn for file in self.options.exclude for turns in read_prompts(file) for turn in turns]
@@ -147,12 +156,27 @@ def open_run(
         _check_same(options, known, folder)
     chosen = options or known
     assert chosen is not None
+    _check_files(chosen)
     if known is None:
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(folder / OPTIONS, to_dict(chosen))
     trainer: Trainer = port.trainer()
     threads = trainer.set_threads(chosen.threads)
     return Run(chosen, folder, port, trainer, threads, budget or Budget(), watch or _unwatched)
+
+
+def _check_files(options: TrainOptions) -> None:
+    """Look at the files that the run will read, before hours have gone by."""
+    for name in (*options.exclude, *options.eval.prompts):
+        if not Path(name).is_file():
+            raise errors.InputError(
+                f"{name}: no such file of prompts to keep out or to measure on; name others "
+                "(exclude, eval.prompts; on the command line --exclude FILE)"
+            )
+        read_prompts(name)
+    for name in options.text.files:
+        if not Path(name).is_file():
+            raise errors.InputError(f"text.files: {name}: no such file")
 
 
 def _known_options(folder: Path) -> TrainOptions | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 
 from dflash_fn import errors
 from dflash_fn.train import bpe, files
 from dflash_fn.train.corpus import collect
-from dflash_fn.train.options import TrainOptions, digest
+from dflash_fn.train.options import digest
 from dflash_fn.train.run import Run
 
 __all__ = ["corpus_stage"]
@@ -19,7 +18,7 @@ def corpus_stage(run: Run) -> None:
     options, folder = run.options.corpus, run.folder / "corpus"
     if options is None:
         raise errors.InputError("the stage `corpus` needs options of a corpus; this run has none")
-    made_with = _corpus_key(run)
+    made_with = f"{digest(options)}-{run.read}"
     if run.done("corpus", made_with):
         return
     run.watch("corpus", 0, 3, {})
@@ -48,10 +47,6 @@ def corpus_stage(run: Run) -> None:
         "near": list(found.near),
     }
     run.finish("corpus", made_with, facts)
-
-
-def _corpus_key(run: Run) -> str:
-    return digest(dataclasses.replace(TrainOptions(source="-"), corpus=run.options.corpus, exclude=run.options.exclude))
 
 
 def _spread(items: list[str]) -> list[str]:

@@ -22,7 +22,7 @@ def data_stage(run: Run) -> None:
     """Let the target write what the draft learns from."""
     options, folder = run.options.text, run.folder / "data"
     source = fingerprint.of_folder(run.target)
-    made_with = f"{digest(options)}-{source}-{run.options.seed}"
+    made_with = f"{digest(options)}-{source}-{run.read}-{run.options.seed}"
     if run.done("data", made_with):
         return
     pair = load_pair(run.target, port=run.port, dtype="float32", device=run.options.device)
@@ -30,7 +30,7 @@ def data_stage(run: Run) -> None:
     parts = []
     for first in range(0, pieces, options.rows):
         run.pause()
-        part = folder / f"parts-{made_with[-32:]}" / f"{first:08}.safetensors"
+        part = folder / f"parts-{digest(made_with)}" / f"{first:08}.safetensors"
         if not part.is_file():
             asked = ask(first, min(first + options.rows, pieces))
             texts.write(part, texts.pack(answers.answer(pair, asked, options.max_new_tokens)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,8 +67,7 @@ def fit_stage(run: Run) -> None:
     options, folder = run.options.draft, run.folder / "fit"
     made = texts.read(run.folder / "data" / "texts.safetensors")
     source = fingerprint.of_folder(run.target)
-    own = digest(dataclasses.replace(options, cache="none")) if options.cache == "float32" else digest(options)
-    made_with = f"{own}-{made.digest}-{source}-{run.options.seed}-{run.threads}-{run.options.autocast}"
+    made_with = f"{digest(options)}-{made.digest}-{source}-{run.options.seed}-{run.threads}-{run.options.autocast}"
     if run.done("fit", made_with):
         return
     features = cached(run, made)
