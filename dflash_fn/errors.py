@@ -23,6 +23,7 @@ __all__ = [
     "TappedLayerMismatch",
     "TargetLayersMismatch",
     "TokenizerMismatch",
+    "TrainingDiverged",
     "UnknownPort",
     "UnsupportedModel",
     "VocabularyMismatch",
@@ -104,6 +105,10 @@ class StateFileError(DflashError, ValueError):
 
 class NonFiniteError(DflashError, ArithmeticError):
     """A model produced NaN or infinity, so its tokens mean nothing."""
+
+
+class TrainingDiverged(DflashError, ArithmeticError):
+    """A training whose loss is finite and grows and grows."""
 
 
 def install_line(extra: str) -> str:

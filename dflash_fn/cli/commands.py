@@ -203,6 +203,57 @@ def compare(
         )
 
 
+@app.command()
+def train(
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for everything that the run makes.")],
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", metavar="NAME", help="tiny-code, tiny-code-hybrid or smollm2-135m.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="PATH", help="A folder, hub id or zoo name to make a draft for.")
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option("--stage", metavar="NAME", help="corpus, target, data, features, fit, eval. [default: all]"),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="FILE", help="JSONL of prompts or conversations, or plain text."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="FILE", help="JSONL of prompts to keep out of the data.")
+    ] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option, such as draft.fit.steps=500.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")] = False,
+    time_budget: Annotated[
+        str | None, typer.Option("--time-budget", metavar="TIME", help="Pause after a time such as 90m; then --resume.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Of everything that is drawn.")] = None,
+    port: PortName = "torch",
+    device: Device = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="Part of what the bits hang on.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a draft, and with a recipe its small target too.
+
+    Stages whose results are there are skipped. A run that was killed goes on from its last checkpoint with --resume;
+    Ctrl-C and --time-budget save before they stop.
+    """
+    from dflash_fn.cli.train import TrainRequest, stage_names
+    from dflash_fn.cli.train import train as command
+
+    request = TrainRequest(
+        out, recipe, target, stage_names(stage or ()), tuple(data or ()), tuple(exclude or ()), tuple(change or ()),
+        resume, time_budget, seed, port, device, threads, as_json,
+    )  # fmt: skip
+    with exits.handled():
+        command(request)
+
+
 @trace.command("record")
 def trace_record(
     file: Annotated[str, typer.Argument(help="Where to write the trace.")],

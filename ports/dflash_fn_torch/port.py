@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import array_api_compat.torch as xp
 import numpy as np
@@ -25,6 +25,9 @@ from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
 from dflash_fn_torch.weights import read_draft, read_target
+
+if TYPE_CHECKING:
+    from dflash_fn.train.trainer import Trainer
 
 __all__ = ["TorchPort", "load"]
 
@@ -49,6 +52,12 @@ class TorchPort:
         """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
         return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+
+    def trainer(self) -> Trainer:
+        """Return what trains here (`dflash_fn.train.trainer.Trains`); imported only when it is asked for."""
+        from dflash_fn_torch.train.trainer import TorchTrainer
+
+        return TorchTrainer(self.info().devices)
 
     def peak_memory(self) -> float:
         """Ask CUDA's allocator, over all devices; the system where it has allocated nothing."""

@@ -1,0 +1,193 @@
+"""A run: options, a folder, a port; what its stages have written down, and how it begins and resumes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dflash_fn import errors
+from dflash_fn.port import Port
+from dflash_fn.sources import resolve
+from dflash_fn.train import files
+from dflash_fn.train.budget import Budget
+from dflash_fn.train.options import TrainOptions, from_dict, to_dict
+from dflash_fn.train.overlap import Excluded, exclude, read_prompts
+from dflash_fn.train.trainer import Trainer, Trains
+
+__all__ = ["OPTIONS", "Paused", "Run", "Watch", "open_run", "source_folder"]
+
+OPTIONS = "options.json"
+"""Where a run keeps its options."""
+
+DONE = "done.json"
+
+Watch = Callable[[str, int, int, dict[str, Any]], None]
+"""Is told (stage, done, of how many, figures)."""
+
+
+class Paused(Exception):
+    """The budget was spent, or Ctrl-C asked to stop; everything is saved."""
+
+
+def _unwatched(stage: str, done: int, total: int, figures: dict[str, Any]) -> None:
+    del stage, done, total, figures
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run: options, a folder, and the port that computes.
+
+    Attributes:
+        options: all of them.
+        folder: where everything lies.
+        port: that runs the models, and trains them.
+        trainer: the port's side of training.
+        threads: that it uses.
+        budget: when to pause.
+        watch: is told how it goes.
+    """
+
+    options: TrainOptions
+    folder: Path
+    port: Port
+    trainer: Trainer
+    threads: int
+    budget: Budget = field(default_factory=Budget)
+    watch: Watch = _unwatched
+
+    def fact(self, stage: str) -> dict[str, Any] | None:
+        """Return what a stage wrote down; None where it is not done."""
+        path = self.folder / stage / DONE
+        return files.read_json(path) if path.is_file() else None
+
+    def need(self, stage: str) -> dict[str, Any]:
+        """Return what a stage wrote down.
+
+        Raises:
+            InputError: it is not done.
+        """
+        found = self.fact(stage)
+        if found is None:
+            raise errors.InputError(f"{self.folder}: the stage `{stage}` is not done yet; run it first")
+        return found
+
+    def done(self, stage: str, made_with: str) -> bool:
+        """Whether a stage is done, from the same inputs."""
+        found = self.fact(stage)
+        return found is not None and found.get("made_with") == made_with
+
+    def finish(self, stage: str, made_with: str, facts: dict[str, Any]) -> None:
+        """Write down that a stage is done."""
+        files.write_json(self.folder / stage / DONE, {"made_with": made_with, **facts})
+
+    def pause(self) -> None:
+        """Leave if it is time to; whoever calls has saved everything."""
+        if self.budget.spent:
+            raise Paused
+
+    @property
+    def target(self) -> Path:
+        """The target's folder."""
+        if self.options.target is not None:
+            self.need("target")
+            return self.folder / "target" / "model"
+        return source_folder(self.options.source or "")
+
+    @property
+    def read(self) -> str:
+        """A digest of the files that the options name: what the data depends on besides the options."""
+        made = hashlib.blake2b(str(self.options.shared_words).encode(), digest_size=8)
+        for name in (*self.options.exclude, *self.options.text.files):
+            made.update(hashlib.blake2b(Path(name).read_bytes()).digest())
+        return made.hexdigest()
+
+    def excluded(self) -> Excluded:
+        """Return what may not be in the data."""
+        prompts = [turn for file in self.options.exclude for turns in read_prompts(file) for turn in turns]
+        return exclude(prompts, self.options.shared_words)
+
+
+def source_folder(source: str) -> Path:
+    """Return the folder of a target that is named by folder, hub id or zoo name."""
+    from dflash_fn import zoo
+
+    if source in zoo.names() and not Path(source).is_dir():
+        return zoo.fetch(source).target
+    folder = resolve(source, role="target").folder
+    assert folder is not None
+    return folder
+
+
+def open_run(
+    options: TrainOptions | None,
+    folder: Path,
+    port: Port,
+    *,
+    resume: bool = False,
+    budget: Budget | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Begin a run in a folder, or go on with the one there.
+
+    Args:
+        options: of a new run; None takes those of the folder.
+        folder: for everything that the run makes.
+        port: to train on.
+        resume: whether the folder may hold a run already.
+        budget: when to pause.
+        watch: is told how it goes.
+
+    Raises:
+        InputError: the folder holds a run and `resume` is False, or holds none and there are no options; or its options
+            are others.
+        PortError: the port cannot train.
+    """
+    if not isinstance(port, Trains):
+        raise errors.PortError(f"port {port.name} cannot train; use --port torch")
+    known = _known_options(folder)
+    if known is not None and not resume:
+        raise errors.InputError(f"{folder}: holds a run already; go on with it by --resume, or give another folder")
+    if options is None and known is None:
+        raise errors.InputError(f"{folder}: holds no run to resume; give --recipe or --target")
+    if options is not None and known is not None:
+        _check_same(options, known, folder)
+    chosen = options or known
+    assert chosen is not None
+    _check_files(chosen)
+    if known is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(folder / OPTIONS, to_dict(chosen))
+    trainer: Trainer = port.trainer()
+    threads = trainer.set_threads(chosen.threads)
+    return Run(chosen, folder, port, trainer, threads, budget or Budget(), watch or _unwatched)
+
+
+def _check_files(options: TrainOptions) -> None:
+    """Look at the files that the run will read, before hours have gone by."""
+    for name in (*options.exclude, *options.eval.prompts):
+        if not Path(name).is_file():
+            raise errors.InputError(
+                f"{name}: no such file of prompts to keep out or to measure on; name others "
+                "(exclude, eval.prompts; on the command line --exclude FILE)"
+            )
+        read_prompts(name)
+    for name in options.text.files:
+        if not Path(name).is_file():
+            raise errors.InputError(f"text.files: {name}: no such file")
+
+
+def _known_options(folder: Path) -> TrainOptions | None:
+    path = folder / OPTIONS
+    return from_dict(TrainOptions, files.read_json(path), name=str(path)) if path.is_file() else None
+
+
+def _check_same(options: TrainOptions, known: TrainOptions, folder: Path) -> None:
+    old, new = to_dict(known), to_dict(options)
+    other = [key for key in new if new[key] != old[key]]
+    if other:
+        raise errors.InputError(
+            f"{folder}: its run has other options ({', '.join(other)}); leave them out, or give another folder"
+        )
