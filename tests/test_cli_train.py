@@ -232,3 +232,17 @@ def test_a_draft_for_any_target_has_taps_over_its_depth(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 1}))
     with pytest.raises(errors.InputError, match="names 1 layers, expected 2 or more"):
         options_of(TrainRequest("out", target=str(tmp_path)))
+
+
+@pytest.mark.slow
+def test_a_hybrid_pair_from_end_to_end(prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    hybrid = {"target.full_every": 2, "target.grow_from": None, "target.linear_heads": 2, "target.linear_dim": 8}
+    changes = [part for key, value in hybrid.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    result = invoke(
+        "--out", out, "--recipe", "tiny-code-hybrid", "--exclude", prompts, *small(prompts), *changes, "--json"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["exact"] is True
+    pair = dflash_fn.load_pair(out / "target" / "model", out / "draft")
+    assert {kind.value for kind in pair.target.spec.layer_kinds} == {"linear_attention", "full_attention"}

@@ -141,7 +141,7 @@ def test_states_from_the_cache_are_those_of_the_target(folder: Path) -> None:
 
 
 def test_a_two_layer_draft_learns_what_it_has_seen(folder: Path) -> None:
-    fit = replace(FIT, steps=260, rate=5e-3, checkpoint_every=1000)
+    fit = replace(FIT, steps=120, rate=0.03, optimiser="muon", checkpoint_every=1000)
     run = draft_run(folder, fit=fit, held_out=0.05)
     task = task_of(folder, run)
     before = task.score()["tau_seen"]
