@@ -66,7 +66,7 @@ def opinions(state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal,
             path = (*tokens, *drafted[row][:slot])
             try:
                 made[row, slot] = _constrained(policy.constraint, known[row, slot], path, row)
-            except Exception as problem:  # noqa: BLE001 (whether it matters is not known yet)
+            except Exception as problem:
                 problems[row] = slot, problem
                 break
     return Opinions(logits, port.asarray(made, pair.target.device), problems)
