@@ -33,7 +33,7 @@ from dflash_fn.records import (
     StepInfo,
     StopReason,
 )
-from dflash_fn.streams import numbers
+from dflash_fn.streams import Streams, numbers
 
 __all__ = ["Room", "certain", "cut", "judge", "judged_by", "narrowed", "propose", "select", "step", "verify"]
 
@@ -282,7 +282,9 @@ def judged_by(
     """Judge, from what the target says after its constraints; see `judge`, and `Opinions.check` for their problems."""
     xp, size = pair.port.xp, proposal.tokens.shape[1] + 1
     uniforms = numbers(state, pair, policy.streams, size)
-    verdict = policy.rule(xp, proposal.tokens, heard.constrained, proposal.q, uniforms)
+    verdict = policy.rule(
+        xp, proposal.tokens, heard.constrained, proposal.q, Streams(f"policy {policy.name!r}", uniforms)
+    )
     check_verdict_type(policy.name, verdict, proposal.tokens)
     columns = [
         proposal.tokens,
@@ -343,7 +345,9 @@ def _drafted(state: DecodeState, pair: Pair, policy: Policy, size: int, cache: C
     xp, masks = pair.port.xp, np.full((len(state.tokens), size - 1), pair.draft.spec.mask_token_id)
     block = xp.concat([_anchors(state, pair), pair.port.asarray(masks, pair.target.device)], axis=1)
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
-    tokens, q = policy.drafting.rule(xp, logits, numbers(state, pair, policy.drafting.streams, size - 1))
+    drafting = policy.drafting
+    uniforms = Streams(f"drafting {drafting.name!r}", numbers(state, pair, drafting.streams, size - 1))
+    tokens, q = drafting.rule(xp, logits, uniforms)
     tokens = xp.astype(tokens, block.dtype)
     if q is None or not policy.needs_q:
         q = certain(pair, policy, tokens)

@@ -15,6 +15,7 @@ from dflash_fn.policies.base import Constraint, Drafting, Policy
 from dflash_fn.policies.blocks import leading
 from dflash_fn.records import Array, Verdict
 from dflash_fn.sampling import Sampling, probabilities
+from dflash_fn.streams import Streams
 
 __all__ = ["budget", "confidence_cut", "constrained"]
 
@@ -97,7 +98,8 @@ def _shortened(
     uniforms: Mapping[str, Array],
 ) -> Verdict:
     """Ask a policy about the first `size` drafted tokens, as if no others had been."""
-    numbers = {name: values[:, : size + 1, ...] for name, values in uniforms.items()}
+    known = {name: values[:, : size + 1, ...] for name, values in uniforms.items()}
+    numbers = Streams(f"policy {policy.name!r}", known)
     return policy.rule(xp, drafted[:, :size], logits[:, : size + 1, :], None if q is None else q[:, :size, :], numbers)
 
 
