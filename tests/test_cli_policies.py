@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import dflash_fn
-from dflash_fn.bench.policy_runs import Contender, results_of, run_text
+from dflash_fn.bench.policy_runs import Contender, Text, results_of, run_text
 from dflash_fn.cli import policies_report
 from dflash_fn.cli.commands import app
 from dflash_fn.metrics import summarize
@@ -127,6 +127,22 @@ def test_on_a_narrow_terminal_nothing_is_cut() -> None:
     text = console.export_text()
     assert "\u2026" not in text
     assert "  tau         -\n" in text.replace(" \n", "\n")
+
+
+def test_intervals_say_what_they_are_over() -> None:
+    def over(prompts: int, seeds: int) -> list[Any]:
+        texts = [Text(6, 2, [1] * 3, [2] * 3, prompt=(index,)) for index in range(prompts) for _ in range(seeds)]
+        return results_of([Contender("match", POLICIES["match"](ONE), texts)])
+
+    few, one, many = over(2, 8), over(1, 8), over(6, 2)
+    said = [policies_report.interval_of(results) for results in (few, one, many)]
+    assert "of the surprise alone; 2 prompts are too few for others: give 5 or more" in said[0]
+    assert "over seeds of one prompt, which speak for no other, by the jackknife" in said[1]
+    assert "over prompts, each with all its seeds, by the jackknife" in said[2]
+    assert [results[0].tau.half for results in (few, one, many)] == [None, 0.0, 0.0]
+    assert policies_report.interval_of(over(1, 4)).endswith(
+        "4 texts are too few for others: give 5 prompts, or 5 seeds of one"
+    )
 
 
 def test_a_picture(tmp_path: Path) -> None:
