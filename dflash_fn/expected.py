@@ -11,14 +11,16 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dflash_fn import errors
 from dflash_fn.policies.block_verification import carried
+from dflash_fn.tolerances import LAW
 
 __all__ = ["ACCEPTANCE", "Acceptance", "expected_accepted"]
 
 
-def expected_accepted(name: str, drafted: np.ndarray, p: np.ndarray, q: np.ndarray) -> float:
+def expected_accepted(name: str, drafted: ArrayLike, p: ArrayLike, q: ArrayLike) -> float:
     """Return the expectation of num_accepted, over the rule's draws, given what was drafted.
 
         E[num_accepted | drafted, p, q] = sum_i P(at least i drafted tokens are kept)
@@ -28,12 +30,14 @@ def expected_accepted(name: str, drafted: np.ndarray, p: np.ndarray, q: np.ndarr
 
     Args:
         name: a key of `ACCEPTANCE`.
-        drafted: [B - 1] token ids.
+        drafted: [B - 1] token ids; arrays, or what numpy makes arrays of.
         p: [B - 1 or more, V], the target's probabilities along the drafted path.
         q: [B - 1, V], the draft's, which the tokens were drawn from; `match_independent` reads none of it.
 
     Raises:
-        InputError: an unknown name, or arrays whose shapes do not fit.
+        InputError: an unknown name; arrays whose shapes do not fit; ids that are no integers, or outside the
+            vocabulary; p or q that are no law: negative, not finite, or off 1 in sum by more than `tolerances.LAW`;
+            q = 0 at a drafted token, which then was not drawn from it.
 
     Guarantees:
         P15: equal to the mean over all outcomes of the rule, worked out by enumeration.
@@ -45,13 +49,53 @@ def expected_accepted(name: str, drafted: np.ndarray, p: np.ndarray, q: np.ndarr
     """
     if name not in ACCEPTANCE:
         raise errors.InputError(f"expected_accepted: got {name!r}, expected one of: {', '.join(ACCEPTANCE)}")
-    count = len(drafted)
-    if p.ndim != 2 or q.shape != (count, p.shape[1]) or len(p) < count:
+    tokens, target, draft = np.asarray(drafted), _law("p", p), _law("q", q)
+    count = len(tokens) if tokens.ndim == 1 else -1
+    if count < 0 or draft.shape != (count, target.shape[1]) or len(target) < count:
         raise errors.InputError(
-            f"expected_accepted: got {count} drafted tokens, p {p.shape} and q {q.shape}; "
-            "expected p [B - 1 or more, V] and q [B - 1, V]"
+            f"expected_accepted: got drafted tokens {tokens.shape}, p {target.shape} and q {draft.shape}; "
+            "expected drafted [B - 1], p [B - 1 or more, V] and q [B - 1, V]"
         )
-    return float(sum(ACCEPTANCE[name](np.asarray(drafted), p[:count].astype(np.float64), q.astype(np.float64))))
+    tokens = _checked(tokens, draft)
+    return float(sum(ACCEPTANCE[name](tokens, target[:count], draft)))
+
+
+def _law(name: str, values: ArrayLike) -> np.ndarray:
+    """Return [n, V] probabilities in float64, or raise InputError if a slot has no law."""
+    try:
+        law = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise errors.InputError(f"expected_accepted: {name}: expected an array of numbers [n, V] ({error})") from None
+    if law.ndim != 2 or not law.shape[1]:
+        raise errors.InputError(f"expected_accepted: got {name} {law.shape}, expected [n, V]")
+    for slot, row in enumerate(law):
+        if not np.isfinite(row).all() or row.min() < 0:
+            raise errors.InputError(
+                f"expected_accepted: {name}, slot {slot}: got {row.min()}, expected numbers from 0 to 1"
+            )
+        if abs(row.sum() - 1) > LAW:
+            raise errors.InputError(
+                f"expected_accepted: {name}, slot {slot}: got probabilities that add up to {row.sum():.6g}, expected 1 "
+                f"(within {LAW:g}); give all V of them, from float32 or better"
+            )
+    return law
+
+
+def _checked(tokens: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Return the drafted tokens as int64, or raise InputError if one cannot have been drawn from q."""
+    if len(tokens) and tokens.dtype.kind not in "iu":
+        raise errors.InputError(f"expected_accepted: got drafted tokens of dtype {tokens.dtype}, expected integers")
+    for slot, token in enumerate(tokens.tolist()):
+        if not 0 <= token < q.shape[1]:
+            raise errors.InputError(
+                f"expected_accepted: slot {slot}: got drafted token {token}, expected an id from 0 to {q.shape[1] - 1}"
+            )
+        if q[slot, token] == 0:
+            raise errors.InputError(
+                f"expected_accepted: slot {slot}: q of drafted token {token} is 0, expected the law that it was drawn "
+                "from; of a token that no chance had a part in, q is 1 at it"
+            )
+    return tokens.astype(np.int64)
 
 
 Acceptance: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -60,8 +104,7 @@ Acceptance: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarra
 
 def tokens_kept(drafted: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return P(at least i kept) for i = 1 .. B - 1 under token rejection: the product of min(1, p / q)."""
-    own, drawn = _at(p, drafted), _at(q, drafted)
-    return np.cumprod(np.minimum(1.0, np.divide(own, drawn, out=(own > 0).astype(np.float64), where=drawn > 0)))
+    return np.cumprod(np.minimum(1.0, _at(p, drafted) / _at(q, drafted)))
 
 
 def blocks_kept(drafted: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:

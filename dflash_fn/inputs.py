@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.checks import check_count
 from dflash_fn.policies import Policy, match
 from dflash_fn.records import Pair, Proposer
 
@@ -23,7 +24,6 @@ __all__ = [
     "as_seeds",
     "as_stop_ids",
     "check_block_size",
-    "check_count",
     "check_fit",
     "check_proposer",
     "check_width",
@@ -119,16 +119,6 @@ def as_stop_ids(pair: Pair, stop_token_ids: int | Iterable[int] | None) -> froze
         ids = [stop_token_ids]
     most = pair.target.spec.vocab_size - 1
     return frozenset(check_count("stop_token_ids", token, least=0, most=most) for token in ids)
-
-
-def check_count(name: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """Return `value` as an int, or raise InputError if it is none or out of range."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise errors.InputError(f"{name}: got {reprlib.repr(value)}, expected an integer")
-    if int(value) < least or (most is not None and int(value) > most):
-        span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise errors.InputError(f"{name}: got {value}, expected an integer {span}")
-    return int(value)
 
 
 def check_width(pair: Pair, width: int | None) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dflash_fn import inputs
+from dflash_fn.checks import check_count
 from dflash_fn.origin import check_state
 from dflash_fn.policies import Policy
 from dflash_fn.records import DecodeState, Pair, Proposer, StepInfo, StopReason
@@ -100,7 +101,7 @@ def rounds(
     check_state(state, pair)
     inputs.check_proposer(proposer)
     rule = inputs.as_policy(policy)
-    budget = inputs.check_count("max_new_tokens", max_new_tokens, least=0)
+    budget = check_count("max_new_tokens", max_new_tokens, least=0)
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
     size = inputs.check_block_size(pair, block_size, state.width)
     return _rounds(_reopened(state, pair), pair, rule, budget, stop_ids, size, proposer, logprobs)

@@ -3,6 +3,9 @@
 A constraint is a function of the tokens before a slot, so it follows the drafted path: slot i sees the row's tokens and
 the first i drafted ones, which are in the text exactly where slot i matters. Rejected tokens are seen by no slot that
 does. It works on the host, one slot at a time, and so gives each slot the same bits in any block.
+
+Plain decoding asks a constraint about no slot that nothing is emitted from: not behind a rejected token, a stop token
+or the end of a budget. So whatever goes wrong in a slot is kept, and raised where a token of that slot is emitted.
 """
 
 from __future__ import annotations
@@ -26,19 +29,28 @@ class Opinions:
     Attributes:
         logits: [R, B, V] as the target gave them.
         constrained: [R, B, V] after the policy's constraint, in float32; the same array where it has none.
-        problems: by (row, slot), what is wrong with what the constraint returned.
+        problems: by row, the first slot that the constraint failed in, and the error. From there on a row's
+            constrained logits are those of the target: a token of a later slot is not emitted without one of this.
     """
 
     logits: Array
     constrained: Array
-    problems: dict[tuple[int, int], str]
+    problems: dict[int, tuple[int, Exception]]
 
-    def check(self, state: DecodeState, num_accepted: Sequence[int]) -> None:
-        """Raise InputError for a problem in a slot that a token was taken from; later slots are on a dead path."""
-        for (row, slot), problem in self.problems.items():
-            if slot <= num_accepted[row] and state.stop[row] is None:
-                position = len(state.tokens[row]) + slot
-                raise errors.InputError(f"row {row}, position {position}: the constraint {problem}")
+    def check(self, state: DecodeState, emitted: Sequence[Sequence[int]]) -> None:
+        """Raise what went wrong in a slot that one of these tokens, one sequence a row, was taken from.
+
+        Raises:
+            InputError: the constraint returned what cannot be used, or refused its arguments so.
+            Exception: whatever else it raised, with a note of the row and the position.
+        """
+        for row, (slot, problem) in self.problems.items():
+            if slot < len(emitted[row]):
+                where = f"row {row}, position {len(state.tokens[row]) + slot}"
+                if isinstance(problem, errors.InputError):
+                    raise errors.InputError(f"{where}: the constraint {problem}") from problem
+                problem.add_note(f"{where}: raised by the policy's constraint")
+                raise problem
 
 
 def opinions(state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, branches: Branches) -> Opinions:
@@ -48,27 +60,27 @@ def opinions(state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal,
         return Opinions(logits, logits, {})
     port, problems = pair.port, {}
     drafted, known = port.to_numpy(proposal.tokens).tolist(), port.to_numpy(logits).astype(np.float32)
-    made = np.empty_like(known)
-    for row, tokens in enumerate(state.tokens):
-        for slot in range(known.shape[1]):
+    made = known.copy()
+    for row, (tokens, stop) in enumerate(zip(state.tokens, state.stop, strict=True)):
+        for slot in range(0 if stop else known.shape[1]):
             path = (*tokens, *drafted[row][:slot])
-            made[row, slot], problem = _constrained(policy.constraint, known[row, slot], path, row)
-            if problem:
-                problems[row, slot] = problem
+            try:
+                made[row, slot] = _constrained(policy.constraint, known[row, slot], path, row)
+            except Exception as problem:
+                problems[row] = slot, problem
+                break
     return Opinions(logits, port.asarray(made, pair.target.device), problems)
 
 
-def _constrained(
-    constraint: Constraint, logits: np.ndarray, path: tuple[int, ...], row: int
-) -> tuple[np.ndarray, str | None]:
-    """Return what the constraint makes of a slot; the logits themselves, and the reason, if that is of no use."""
+def _constrained(constraint: Constraint, logits: np.ndarray, path: tuple[int, ...], row: int) -> np.ndarray:
+    """Return what the constraint makes of a slot, or raise InputError if that is of no use."""
     before = logits.view()
     before.flags.writeable = False
     made = np.asarray(constraint(before, path, row), dtype=np.float32)
     if made.shape != logits.shape:
-        return logits, f"returned logits of shape {made.shape}, expected {logits.shape}"
+        raise errors.InputError(f"returned logits of shape {made.shape}, expected {logits.shape}")
     if np.isfinite(logits).all() and (np.isnan(made).any() or np.isposinf(made).any()):
-        return logits, "returned NaN or infinity; expected numbers, and -infinity for what it bans"
+        raise errors.InputError("returned NaN or infinity; expected numbers, and -infinity for what it bans")
     if np.isneginf(made).all():
-        return logits, "leaves no token to emit; it must allow at least one"
-    return made, None
+        raise errors.InputError("leaves no token to emit; it must allow at least one")
+    return made

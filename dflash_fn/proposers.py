@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dflash_fn import inputs
+from dflash_fn.checks import check_count
 from dflash_fn.records import Array, DecodeState, Pair, Proposer
 from dflash_fn.steps import propose
 
@@ -69,7 +69,7 @@ def ngrams(longest: int = 4) -> Proposer:
     Raises:
         InputError: `longest` is below 1.
     """
-    inputs.check_count("longest", longest, least=1)
+    check_count("longest", longest, least=1)
 
     def ask(state: DecodeState, pair: Pair, size: int) -> Array:
         rows = [_filled(ids, continuation(ids, size - 1, longest=longest), size - 1) for ids in state.tokens]
@@ -92,8 +92,8 @@ def lookup_or_draft(longest: int = 4, least: int = 2) -> Proposer:
     Raises:
         InputError: `longest` or `least` is below 1.
     """
-    inputs.check_count("longest", longest, least=1)
-    inputs.check_count("least", least, least=1)
+    check_count("longest", longest, least=1)
+    check_count("least", least, least=1)
 
     def ask(state: DecodeState, pair: Pair, size: int) -> Array:
         xp, device = pair.port.xp, pair.target.device

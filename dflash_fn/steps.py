@@ -33,7 +33,7 @@ from dflash_fn.records import (
     StepInfo,
     StopReason,
 )
-from dflash_fn.streams import numbers
+from dflash_fn.streams import Streams, numbers
 
 __all__ = ["Room", "certain", "cut", "judge", "judged_by", "narrowed", "propose", "select", "step", "verify"]
 
@@ -186,7 +186,7 @@ def step(
         the next state, and what there is to report.
 
     Raises:
-        InputError: as in `propose`; what is no policy.
+        InputError: as in `propose`; what is no policy; a constraint that failed in a slot that a token is taken from.
         NonFiniteError: the draft's logits hold NaN or infinity, or the target's do with nothing drafted.
     """
     policy = inputs.as_policy(policy)
@@ -202,6 +202,7 @@ def step(
         for tokens, limit, reason in zip(kept, room, state.stop, strict=True)
     ]
     emitted, stop = tuple(tokens for tokens, _ in cuts), tuple(reason for _, reason in cuts)
+    heard.check(state, emitted)
     info = StepInfo(
         step=state.step,
         block_size=proposal.tokens.shape[1] + 1,
@@ -262,6 +263,9 @@ def judge(
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[int, ...]]]:
     """Ask the policy, and fetch from the device, all at once, what it decided.
 
+    Where a constraint failed, the target's own logits are judged: whether that matters is known once the tokens are cut
+    to what is emitted, which `step` does.
+
     Returns:
         the drafted tokens, B - 1 a row; and the kept ones with the extra one, `num_accepted + 1` a row.
 
@@ -275,10 +279,12 @@ def judge(
 def judged_by(
     state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, heard: Opinions
 ) -> tuple[tuple[tuple[int, ...], ...], list[tuple[int, ...]]]:
-    """Judge, from what the target says after its constraints; see `judge`."""
+    """Judge, from what the target says after its constraints; see `judge`, and `Opinions.check` for their problems."""
     xp, size = pair.port.xp, proposal.tokens.shape[1] + 1
     uniforms = numbers(state, pair, policy.streams, size)
-    verdict = policy.rule(xp, proposal.tokens, heard.constrained, proposal.q, uniforms)
+    verdict = policy.rule(
+        xp, proposal.tokens, heard.constrained, proposal.q, Streams(f"policy {policy.name!r}", uniforms)
+    )
     check_verdict_type(policy.name, verdict, proposal.tokens)
     columns = [
         proposal.tokens,
@@ -291,7 +297,6 @@ def judged_by(
     fetched = pair.port.to_numpy(xp.concat(columns, axis=1)).tolist()
     _check_finite(state, pair, [row[size + 1 :] for row in fetched])
     _check_verdict(policy, size, pair.target.spec.vocab_size, [row[size - 1 : size + 1] for row in fetched])
-    heard.check(state, [row[size - 1] for row in fetched])
     drafted = tuple(tuple(row[: size - 1]) for row in fetched)
     return drafted, [(*row[: row[size - 1]], row[size]) for row in fetched]
 
@@ -340,7 +345,9 @@ def _drafted(state: DecodeState, pair: Pair, policy: Policy, size: int, cache: C
     xp, masks = pair.port.xp, np.full((len(state.tokens), size - 1), pair.draft.spec.mask_token_id)
     block = xp.concat([_anchors(state, pair), pair.port.asarray(masks, pair.target.device)], axis=1)
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
-    tokens, q = policy.drafting.rule(xp, logits, numbers(state, pair, policy.drafting.streams, size - 1))
+    drafting = policy.drafting
+    uniforms = Streams(f"drafting {drafting.name!r}", numbers(state, pair, drafting.streams, size - 1))
+    tokens, q = drafting.rule(xp, logits, uniforms)
     tokens = xp.astype(tokens, block.dtype)
     if q is None or not policy.needs_q:
         q = certain(pair, policy, tokens)

@@ -10,7 +10,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from dflash_fn import errors, inputs
+from dflash_fn import errors
+from dflash_fn.checks import check_count
 from dflash_fn.load import check_tokenizer, load_pair
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
@@ -112,12 +113,12 @@ def stream_generate(
         >>> len(answer), answer[-1].finish_reason
         (8, 'length')
     """
-    budget = inputs.check_count("max_tokens", max_tokens, least=0)
+    budget = check_count("max_tokens", max_tokens, least=0)
     _check_options(options)
     pair = _as_pair(model, tokenizer, draft, port, options)
     ids = _as_ids(pair.tokenizer, prompt)
     if width is None and block_size is not None:
-        width = max(inputs.check_count("block_size", block_size, least=1), pair.block_size)
+        width = max(check_count("block_size", block_size, least=1), pair.block_size)
     begun = time.perf_counter()
     state = prefill(pair, [ids], seed=seed, width=width)
     stop_ids = _own_stop_ids(pair) if stop_token_ids is None else stop_token_ids

@@ -9,10 +9,32 @@ import numpy as np
 from dflash_fn import errors, rng
 from dflash_fn.records import Array, DecodeState, Pair
 
-__all__ = ["numbers"]
+__all__ = ["Streams", "numbers"]
 
 BY_POSITION = (rng.Stream.TARGET, rng.Stream.NOISE)
 """Streams whose numbers belong to the position that a slot's token will have, in whatever block it stands."""
+
+
+class Streams(dict[str, Array]):
+    """A step's numbers by stream, for one rule; a stream that it did not declare is an error that names it.
+
+    Args:
+        owner: whose rule reads them, such as `policy 'mine'`.
+        known: the numbers.
+
+    Raises:
+        InputError: on asking for another stream.
+    """
+
+    def __init__(self, owner: str, known: Mapping[str, Array]) -> None:
+        dict.__init__(self, known)
+        self.owner = owner
+
+    def __missing__(self, name: str) -> Array:
+        raise errors.InputError(
+            f"{self.owner}: its rule asks for stream {name!r}, which it does not declare; expected "
+            f"streams={(*self, name)!r}"
+        )
 
 
 def numbers(state: DecodeState, pair: Pair, streams: Sequence[str], size: int) -> Mapping[str, Array]:

@@ -49,7 +49,7 @@ from typing import Literal
 
 from dflash_fn.config import DecoderSpec, DraftSpec
 
-__all__ = ["TIE", "UNIT", "bound", "rms_ratio"]
+__all__ = ["LAW", "TIE", "UNIT", "bound", "rms_ratio"]
 
 Quantity = Literal["hidden", "logits", "draft_logits"]
 
@@ -64,6 +64,11 @@ STORED = 5.0
 
 LARGEST = 8.0
 """From the typical error of one program to the largest difference between two: see 5."""
+
+LAW = 2.0**-10
+"""How far from 1 the sum of a law's V probabilities may be. In float32 each carries a rounding or two, v of itself, and
+their common divisor, a sum taken in blocks, some ten or a hundred: 2**-17 or less. What leaves out tokens, or was
+rounded to bfloat16, may be farther off, and is no law to work with."""
 
 MEMORY = 1024
 """Tokens whose roundings are still in a recurrent state: see 6."""

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import dflash_fn
-from dflash_fn.bench.policy_runs import Contender, results_of, run_text
+from dflash_fn.bench.policy_runs import Contender, Text, results_of, run_text
 from dflash_fn.cli import policies_report
 from dflash_fn.cli.commands import app
 from dflash_fn.metrics import summarize
@@ -129,6 +129,22 @@ def test_on_a_narrow_terminal_nothing_is_cut() -> None:
     assert "  tau         -\n" in text.replace(" \n", "\n")
 
 
+def test_intervals_say_what_they_are_over() -> None:
+    def over(prompts: int, seeds: int) -> list[Any]:
+        texts = [Text(6, 2, [1] * 3, [2] * 3, prompt=(index,)) for index in range(prompts) for _ in range(seeds)]
+        return results_of([Contender("match", POLICIES["match"](ONE), texts)])
+
+    few, one, many = over(2, 8), over(1, 8), over(6, 2)
+    said = [policies_report.interval_of(results) for results in (few, one, many)]
+    assert "of the surprise alone; 2 prompts are too few for others: give 5 or more" in said[0]
+    assert "over seeds of one prompt, which speak for no other, by the jackknife" in said[1]
+    assert "over prompts, each with all its seeds, by the jackknife" in said[2]
+    assert [results[0].tau.half for results in (few, one, many)] == [None, 0.0, 0.0]
+    assert policies_report.interval_of(over(1, 4)).endswith(
+        "4 texts are too few for others: give 5 prompts, or 5 seeds of one"
+    )
+
+
 def test_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, begins in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
@@ -185,6 +201,26 @@ def test_a_policy_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["a", "--policies", "best"], "policy: got 'best', expected one of: match"),
         (["a", "--policies", "match,match"], "--policies match,match: names one of them twice"),
         (["a", "--temperature", 0, "--policies", "typical"], "typical: got temperature 0"),
+        (["a", "--policies", ","], "--policies ',': expected names with commas between them, or all"),
+        (["a", "--policies", ":x"], "policy :x: expected module:attribute, such as my_policies:mine"),
+        (["a", "--policies", "json:"], "policy json:: expected module:attribute"),
+        (
+            ["a", "--policies", "dflash_fn.policies.match:greedy_match"],
+            "got a function that takes other arguments (missing a required argument: 'drafted'); expected a dflash_fn.",
+        ),
+        (["--data", "{tmp}/no.jsonl"], "{tmp}/no.jsonl: cannot be read as a JSONL file (No such file or directory)"),
+        (["--data", "{tmp}"], "{tmp}: cannot be read as a JSONL file (Is a directory)"),
+        (["--data", "{tmp}/rows.jsonl:5"], "rows.jsonl:5: got rows 5 to 5, expected rows from 0 to 4: the file has 5"),
+        (["--data", "{tmp}/rows.jsonl:2-1"], "rows.jsonl:2-1: got rows 2 to 1, expected rows from 0 to 4"),
+        (["--data", "{tmp}/rows.jsonl:a-b"], "rows.jsonl:a-b: got rows 'a-b', expected FILE, FILE:3 or FILE:20-39"),
+        (["--data", "{tmp}/rows.jsonl:1"], "rows.jsonl, row 1: is no JSON ("),
+        (["--data", "{tmp}/rows.jsonl:2"], "rows.jsonl, row 2: got JSON of type list, expected an object"),
+        (["--data", "{tmp}/rows.jsonl:3"], "rows.jsonl, row 3: field 'prompt': got 7, expected text, or a list that"),
+        (
+            ["--data", "{tmp}/rows.jsonl:4"],
+            "rows.jsonl, row 4: has none of the fields prompt, question, problem, turns",
+        ),
+        (["--data", "{tmp}/empty.jsonl"], "empty.jsonl: is empty; expected a JSON object a line"),
         (["a", "--seeds", 0], "--seeds: got 0, expected 1 or more"),
         (["a", "--block-size", 1], "policies compare judges drafted tokens"),
         (["a", "--json", "--markdown"], "--json and --markdown exclude each other"),
@@ -199,6 +235,8 @@ def test_what_cannot_be_is_refused_before_weights_are_loaded(
         raise AssertionError("weights were loaded")
 
     monkeypatch.setattr(dflash_fn, "load_pair", fail)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\nno\n[]\n{"prompt": 7}\n{"x": 1}\n\n', encoding="utf-8")
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
     result = invoke("compare", *(str(arg).format(tmp=tmp_path) for arg in args))
     assert result.exit_code == 2
     assert text.format(tmp=tmp_path) in " ".join(result.stderr.split())

@@ -106,6 +106,17 @@ def test_a_trace_holds_on_its_own_port(good):
     assert {"quantity", "size", "bound", "compared", "step", "row", "slot"} <= set(value["largest"][0])
 
 
+def test_a_named_policy_is_that_of_the_file(tmp_path):
+    path = tmp_path / "a.trace"
+    warm = ("--policy", "block_verification", "--temperature", 0.8)
+    assert invoke("record", path, PROMPT, "--max-new-tokens", 6, *warm).exit_code == 0
+    assert invoke("check", path).exit_code == 0
+    assert invoke("check", path, *warm).exit_code == 0
+    result = invoke("check", path, "--temperature", 0.8)
+    assert result.exit_code == 2
+    assert "the trace was made with policy 'block_verification, T=0.8'" in " ".join(result.stderr.split())
+
+
 def test_a_trace_can_be_held_against_another_dtype(good):
     result, value = invoke_json("check", good, "--dtype", "bfloat16")
     assert (result.exit_code, value["fine"], value["bits_identical"]) == (0, True, None)

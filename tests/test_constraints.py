@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -75,9 +77,51 @@ def test_constraints_of_a_policy_come_one_after_the_other() -> None:
     assert policy.invariant
 
 
-def test_a_factor_that_makes_no_sense() -> None:
-    with pytest.raises(errors.InputError, match="repetition: got factor 0, expected a number above 0"):
-        repetition(0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: repetition(0), "repetition: got factor 0.0, expected a number above 0"),
+        (lambda: repetition(math.nan), "repetition: factor: got nan, expected a finite number"),
+        (lambda: presence(math.inf), "presence: amount: got inf, expected a finite number"),
+        (lambda: frequency("a"), "frequency: amount: got 'a', expected a finite number"),
+        (lambda: presence(0.5, skip=-1), "presence: skip: got -1, expected an integer of at least 0"),
+        (lambda: presence(0.5, skip=2.5), "presence: skip: got 2.5, expected an integer"),
+        (lambda: frequency(0.5, skip=[3, -1]), "frequency: skip, row 1: got -1, expected an integer of at least 0"),
+        (lambda: ban([4, -1]), "ban, token 1: got -1, expected an integer of at least 0"),
+        (lambda: ban([1.5]), "ban, token 0: got 1.5, expected an integer"),
+        (lambda: ban(3), r"ban: got 3, expected token ids, such as \[1, 2\]"),
+        (lambda: ban("ab"), "ban: got 'ab', expected token ids"),
+        (lambda: force([-1], begin=5), "force, token 0: got -1, expected an integer of at least 0"),
+        (lambda: force([1], begin=-5), "force: begin: got -5, expected an integer of at least 0"),
+        (lambda: ban([20])(LOGITS, TOKENS, 0), "ban: got token 20, expected an id from 0 to 19"),
+        (lambda: force([20], begin=6)(LOGITS, TOKENS, 0), "force: got token 20, expected an id from 0 to 19"),
+        (lambda: presence(1, skip=[3])(LOGITS, TOKENS, 1), "skip: got 1 numbers, expected one a row; row 1 has none"),
+        (lambda: force([1], begin=[])(LOGITS, TOKENS, 0), "begin: got 0 numbers, expected one a row; row 0 has none"),
+    ],
+)
+def test_what_makes_no_sense(make: Any, message: str) -> None:
+    with pytest.raises(errors.InputError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    two: Any = np.int64(2)
+    assert np.array_equal(
+        presence(np.float32(0.5), skip=two)(LOGITS, TOKENS, 0), presence(0.5, skip=2)(LOGITS, TOKENS, 0)
+    )
+    rows: Any = np.array([6, 3])
+    assert np.array_equal(frequency(1.0, skip=rows)(LOGITS, TOKENS, 1), frequency(1.0, skip=3)(LOGITS, TOKENS, 1))
+    begin: Any = np.int64(6)
+    assert np.flatnonzero(np.isfinite(force([np.int64(4)], begin=begin)(LOGITS, TOKENS, 0))).tolist() == [4]
+
+
+def test_an_id_of_no_token_is_an_error_with_its_place() -> None:
+    pytest.importorskip("torch")
+    pair = dflash_fn.load_zoo("tiny-code")
+    state, size = dflash_fn.prefill(pair, [1, 2, 3]), pair.target.spec.vocab_size
+    message = f"row 0, position 3: the constraint ban: got token {size}, expected an id from 0 to {size - 1}"
+    with pytest.raises(errors.InputError, match=message):
+        dflash_fn.decode(state, pair, policy=constrained(match(), ban([size])), max_new_tokens=2)
 
 
 # --- grammar ---
@@ -89,9 +133,9 @@ SCHEMA = {
 }
 
 
-def compiled(pair: dflash_fn.Pair) -> Any:
+def compiled(pair: dflash_fn.Pair, more: int = 0) -> Any:
     xgrammar = pytest.importorskip("xgrammar", reason="the grammar test needs the extra: pip install xgrammar")
-    info = xgrammar.TokenizerInfo.from_huggingface(pair.tokenizer, vocab_size=pair.target.spec.vocab_size)
+    info = xgrammar.TokenizerInfo.from_huggingface(pair.tokenizer, vocab_size=pair.target.spec.vocab_size + more)
     return xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(SCHEMA), any_whitespace=False)
 
 
@@ -135,3 +179,61 @@ def test_without_xgrammar_the_error_says_what_to_install(monkeypatch: pytest.Mon
         errors.BackendMissing, match=r"xgrammar cannot be imported .*pip install 'dflash-fn\[grammar\]'"
     ):
         grammar(None)
+
+
+def test_threads_share_a_grammar() -> None:
+    """Each thread walks a text of its own, and a row's matcher is not the other's; a switch at every call shows it."""
+    pytest.importorskip("torch")
+    pair = dflash_fn.load_zoo("tiny-code")
+    vocab_size, tokenizer = pair.target.spec.vocab_size, pair.tokenizer
+    made = grammar(compiled(pair))
+    logits = np.zeros(vocab_size, dtype=np.float32)
+    texts = [tuple(tokenizer.encode(text)) for text in ('{"a": 12, "b": [true]}', '{"a": -3, "b": []}')]
+    alone = [[made(logits, ids[:end], 0).tobytes() for end in range(len(ids))] for ids in texts]
+    turns, found = threading.Barrier(2), {}
+
+    def walk(index: int) -> None:
+        for end in range(max(map(len, texts))):
+            turns.wait(timeout=60)
+            ids = texts[index][: end % len(texts[index])]
+            found[index, end] = made(logits, ids, 0).tobytes() == alone[index][len(ids)]
+
+    threads = [threading.Thread(target=walk, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2 * max(map(len, texts))
+    assert all(found.values())
+
+
+def test_each_thread_has_matchers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    xgrammar = pytest.importorskip("xgrammar", reason="the grammar test needs the extra: pip install xgrammar")
+    pytest.importorskip("torch")
+    pair = dflash_fn.load_zoo("tiny-code")
+    plain, makers = xgrammar.GrammarMatcher, []
+
+    def counted(of: Any) -> Any:
+        makers.append(threading.get_ident())
+        return plain(of)
+
+    monkeypatch.setattr(xgrammar, "GrammarMatcher", counted)
+    made, logits = grammar(compiled(pair)), np.zeros(pair.target.spec.vocab_size, dtype=np.float32)
+    other = threading.Thread(target=lambda: made(logits, (), 0))
+    made(logits, (), 0)
+    other.start()
+    other.join()
+    made(logits, (), 0)
+    assert len(makers) == len(set(makers)) == 2
+
+
+def test_a_grammar_that_does_not_fit() -> None:
+    pytest.importorskip("torch")
+    pair = dflash_fn.load_zoo("tiny-code")
+    state, size = dflash_fn.prefill(pair, [1, 2, 3]), pair.target.spec.vocab_size
+    policy = constrained(match(), grammar(compiled(pair, more=64), skip=3))
+    message = f"row 0, position 3: the constraint grammar: got a grammar compiled for {size + 64} token ids, expected"
+    with pytest.raises(errors.InputError, match=message):
+        dflash_fn.decode(state, pair, policy=policy, max_new_tokens=2)
+    with pytest.raises(errors.InputError, match="grammar: got str, expected an xgrammar"):
+        grammar("x")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_fn import errors, inputs
+from dflash_fn.checks import check_count
 
 
 class Words:
@@ -193,7 +194,7 @@ def test_a_block_size_above_the_width_names_both_ways_out() -> None:
 
 @pytest.mark.parametrize("value", [0, 5, np.int32(3)])
 def test_counts_become_ints(value: Any) -> None:
-    assert type(inputs.check_count("n", value, least=0)) is int
+    assert type(check_count("n", value, least=0)) is int
 
 
 @pytest.mark.parametrize(
@@ -207,4 +208,4 @@ def test_counts_become_ints(value: Any) -> None:
     ],
 )
 def test_counts_that_make_no_sense(value: Any, limits: dict[str, int], expected: str) -> None:
-    assert message(inputs.check_count, "n", value, **limits) == expected
+    assert message(check_count, "n", value, **limits) == expected

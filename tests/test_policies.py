@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import dflash_fn
-from dflash_fn import errors
+from dflash_fn import errors, policies
 from dflash_fn.policies import Policy, budget, confidence_cut, forced, match, relaxed, token_rejection, typical
 from dflash_fn.sampling import Sampling, probabilities
 from tests.helpers.enumeration import all_blocks, all_ties, matched
 from tests.helpers.verdicts import KINDS, some_blocks, verdicts
+
+loose: Any = policies
+"""The same functions for arguments that their types forbid."""
 
 SIZES = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (3, 3), (3, 4)]
 
@@ -113,10 +117,26 @@ def test_a_token_of_probability_0_is_not_kept_whatever_q_says(kind: str) -> None
         ),
         (lambda: typical(Sampling()), "typical: got temperature 0, where p has no entropy; give a temperature, or use"),
         (lambda: typical(epsilon=1.0), "typical: got epsilon 1.0 and delta 1.0, expected 0 < epsilon < 1, delta > 0"),
-        (lambda: relaxed(top_k=0), "relaxed: got top_k 0 and delta 0.6, expected 1 or more, and from 0 to 1"),
-        (lambda: forced(-1), "forced: got -1, expected 0 or more drafted tokens to keep"),
-        (lambda: budget(match(), -1), "budget: got -1, expected 0 or more drafted tokens"),
-        (lambda: confidence_cut(match(), 2), "confidence_cut: got threshold 2, expected a number from 0 to 1"),
+        (lambda: relaxed(top_k=0), "relaxed: top_k: got 0, expected an integer of at least 1"),
+        (lambda: forced(-1), "forced: got -1, expected an integer of at least 0"),
+        (lambda: loose.forced(1.5), "forced: got 1.5, expected an integer"),
+        (lambda: loose.relaxed(top_k=1.5), "relaxed: top_k: got 1.5, expected an integer"),
+        (lambda: relaxed(delta=math.nan), "relaxed: delta: got nan, expected a finite number from 0 to 1"),
+        (lambda: typical(delta=math.inf), "typical: delta: got inf, expected a finite number"),
+        (lambda: loose.budget(match(), 1.5), "budget: got 1.5, expected an integer"),
+        (lambda: budget(match(), True), "budget: got True, expected an integer"),
+        (lambda: loose.budget(match, 2), "budget: got <function mat"),
+        (
+            lambda: loose.confidence_cut("match", 0.5),
+            "confidence_cut: got 'match' of type str, expected a Policy, such as",
+        ),
+        (lambda: loose.constrained(None), "constrained: got None of type NoneType, expected a Policy, such as"),
+        (
+            lambda: loose.constrained(match(), 3),
+            "constrained: constraint 0: got 3, expected a function (logits, tokens, row) -> logits",
+        ),
+        (lambda: budget(match(), -1), "budget: got -1, expected an integer of at least 0"),
+        (lambda: confidence_cut(match(), 2), "confidence_cut: threshold: got 2, expected a finite number from 0 to 1"),
     ],
 )
 def test_what_makes_no_sense(make: Any, message: str) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dflash_fn.bench.estimates import Estimate, difference, quantile, ratio
+from dflash_fn.bench.estimates import Estimate, difference, quantile, ratio, units
 from dflash_fn.bench.path_laws import Seen, divergences, law_is_known, surprises
 from dflash_fn.policies import Policy, block_verification, forced, match, relaxed, token_rejection, typical
 from dflash_fn.policies.catalogue import WORDS, catalogue
@@ -37,12 +37,12 @@ def test_of_equal_denominators_the_jackknife_is_the_standard_error_of_a_mean() -
 
 
 def test_what_both_have_in_common_cancels() -> None:
-    first = [(10.0, 5), (30.0, 5), (20.0, 5)]
+    first = [(10.0, 5), (30.0, 5), (20.0, 5), (10.0, 5), (30.0, 5)]
     second = [(value + 5, 5) for value, _ in first]
     alone, paired = ratio(second), difference(second, first)
     assert alone is not None
     assert alone.half is not None
-    assert alone.half > 4
+    assert alone.half > 2
     assert paired is not None
     assert (paired.value, paired.half) == (1.0, pytest.approx(0.0, abs=1e-12))
 
@@ -51,7 +51,26 @@ def test_too_few_texts_have_no_interval() -> None:
     assert ratio([]) is None
     assert ratio([(0, 0), (0.0, 0)]) is None
     assert ratio([(6, 4)]) == Estimate(1.5, None)
+    assert ratio([(6, 4), (9, 4), (5, 4), (7, 4)]) == Estimate(27 / 16, None)
     assert difference([(6, 4)], [(4, 4)]) == Estimate(0.5, None)
+
+
+def test_texts_of_a_prompt_are_left_out_together() -> None:
+    """Five prompts whose seeds agree: the interval is that of five texts, not of twenty."""
+    values, prompts = [3.0, 5.0, 4.0, 8.0, 6.0], "abcde"
+    made = ratio(
+        units([(value, 1) for value in values for _ in range(4)], [name for name in prompts for _ in range(4)])
+    )
+    alone = ratio([(value, 1) for value in values])
+    assert made is not None
+    assert alone is not None
+    assert (made.value, made.half) == (alone.value, pytest.approx(alone.half))
+
+
+def test_an_interval_ends_where_a_share_does() -> None:
+    assert Estimate(0.25, 0.5, least=0.0, most=1.0).ends == (0.0, 0.75)
+    assert Estimate(2.0, 0.5).ends == (1.5, 2.5)
+    assert Estimate(2.0, None).ends is None
 
 
 def test_intervals_hold_what_they_say() -> None:

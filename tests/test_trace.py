@@ -18,12 +18,14 @@ import dflash_fn
 from dflash_fn import container, errors
 from dflash_fn.constraints import presence
 from dflash_fn.container import Bits
-from dflash_fn.policies import Policy, block_verification, confidence_cut, constrained, match
+from dflash_fn.policies import Policy, block_verification, confidence_cut, constrained, match, named
+from dflash_fn.policies.named import POLICIES
 from dflash_fn.records import Pair, StopReason, Verdict
 from dflash_fn.sampling import Sampling
 from dflash_fn.trace import RowStep, Trace, check_trace, read_trace, record, write_trace
 from dflash_fn.trace.choices import compare_choice
 from dflash_fn.trace.comparing import Place
+from dflash_fn.trace.remade import remade
 from dflash_fn.trace.report import Deviation, report_of
 from dflash_fn.trace.summary import floats, summarize, view_logits
 from tests.helpers import proposers
@@ -222,6 +224,32 @@ def test_uniforms_are_kept_and_compared(pair: Pair) -> None:
 def test_policies_that_draw_can_be_recorded(pair: Pair, policy: Policy) -> None:
     trace = recorded(pair, policy=policy)
     assert check_trace(trace, pair, policy=policy).bits_identical
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=9, top_p=0.9, min_p=0.01)], ids=str)
+def test_a_policy_with_a_name_is_made_anew(pair: Pair, trace: Trace, name: str, sampling: Sampling) -> None:
+    if name == "typical" and sampling == Sampling():
+        return
+    policy = named(name, sampling)
+    said = replace(trace, policy=policy.name, streams=policy.streams, sampling=str(sampling))
+    again = remade(said)
+    assert again is not None
+    assert (again.name, again.streams, again.sampling) == (policy.name, policy.streams, sampling)
+    assert remade(replace(said, policy="mine")) is None
+    assert remade(replace(said, sampling=None)) is None
+
+
+def test_a_temperature_that_may_have_been_rounded_is_not_believed(pair: Pair, trace: Trace) -> None:
+    policy = match(Sampling(0.123456789))
+    said = replace(trace, policy=policy.name, streams=policy.streams, sampling=str(policy.sampling))
+    assert said.sampling == "T=0.123457"
+    assert remade(said) is None
+
+
+def test_a_trace_names_its_policy(pair: Pair) -> None:
+    policy = match(Sampling(0.8), noise="inverse")
+    assert check_trace(recorded(pair, policy=policy), pair).bits_identical
 
 
 def test_the_policy_must_be_the_one_of_the_trace(pair: Pair, trace: Trace) -> None:

@@ -314,3 +314,18 @@ def test_what_cannot_be_is_refused(file: Path, tmp_path: Path, args: list[str], 
     result = invoke(*(arg.format(tmp=tmp_path, file=file) for arg in args))
     assert result.exit_code == 2
     assert text.format(tmp=tmp_path, file=file) in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("match, T=1", "drafted behind a rejected token, so of no account<"),
+        (
+            "block_verification, T=1",
+            "a rejected token; the block is judged as a whole, so it had a part in",
+        ),
+        ("mine", "drafted behind a rejected token<"),
+    ],
+)
+def test_what_lies_behind_a_rejected_token_depends_on_the_policy(trace: Trace, policy: str, words: str) -> None:
+    assert words in render_page(replace(trace, policy=policy))

@@ -1,23 +1,26 @@
 """Ratios over texts, such as tau = tokens / steps, with intervals of 95 % by the jackknife.
 
-Steps of one text are not independent of each other; texts are. So the text (a prompt with a seed) is what is left out:
-with n texts and theta[i] the ratio without text i, the variance of the ratio is (n - 1) / n * sum (theta[i] - mean)^2,
-and the interval reaches t(n - 1) standard errors to either side, by Student's quantile. Texts of the same prompt count
-as different texts: the interval is over seeds and prompts like these.
+Steps of one text are not independent of each other, and neither are texts of one prompt. So a unit is left out: a
+prompt with all its texts where there are several prompts, else a text (`units`). With n units and theta[i] the ratio
+without unit i, the variance of the ratio is (n - 1) / n * sum (theta[i] - mean)^2, and the interval reaches t(n - 1)
+standard errors to either side, by Student's quantile. Of fewer than `LEAST` units there is none: it would say little
+but how few they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["NORMAL", "Estimate", "difference", "quantile", "ratio"]
+__all__ = ["LEAST", "NORMAL", "Estimate", "difference", "quantile", "ratio", "units"]
 
 NORMAL = 1.959963984540054
 """The normal's 97.5 % quantile."""
+LEAST = 5
+"""Units that an interval needs; with 4, Student's quantile is half as large again as the normal's already."""
 FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305, 4: 2.776445105}
 """Student's, where the expansion is too coarse."""
 
@@ -30,20 +33,47 @@ class Estimate:
 
     Attributes:
         value: the ratio.
-        half: half the width of its interval; None where there are fewer than two texts.
+        half: half the width of its interval; None where there are fewer than `LEAST` units.
+        least: the smallest that it can be.
+        most: the largest.
     """
 
     value: float
     half: float | None
+    least: float = -math.inf
+    most: float = math.inf
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Where its interval ends, inside what can be; None where there is none."""
+        if self.half is None:
+            return None
+        return max(self.value - self.half, self.least), min(self.value + self.half, self.most)
+
+
+def units(pairs: Pairs, prompts: Sequence[Hashable]) -> list[tuple[float, float]]:
+    """Return the sums of each prompt's texts, where there are several prompts; else the texts as they are.
+
+    Example:
+        >>> units([(4, 2), (6, 2), (5, 2)], ["a", "a", "b"])
+        [(10, 4), (5, 2)]
+        >>> units([(4, 2), (6, 2)], ["a", "a"])
+        [(4, 2), (6, 2)]
+    """
+    sums: dict[Hashable, tuple[float, float]] = {}
+    for (one, other), prompt in zip(pairs, prompts, strict=True):
+        known = sums.get(prompt, (0, 0))
+        sums[prompt] = known[0] + one, known[1] + other
+    return list(sums.values()) if len(sums) > 1 else list(pairs)
 
 
 def ratio(texts: Pairs) -> Estimate | None:
-    """Return the ratio of sums of (numerator, denominator) over texts; None where the denominators add up to 0.
+    """Return the ratio of sums of (numerator, denominator) over units; None where the denominators add up to 0.
 
     Example:
-        >>> made = ratio([(4, 2), (6, 2), (5, 2)])
+        >>> made = ratio([(4, 2), (6, 2), (5, 2), (4, 2), (6, 2)])
         >>> round(made.value, 3), round(made.half, 3)
-        (2.5, 1.242)
+        (2.5, 0.621)
     """
     counted = np.array([pair for pair in texts if pair[1]], dtype=np.float64).reshape(-1, 2)
     if not len(counted):
@@ -52,7 +82,7 @@ def ratio(texts: Pairs) -> Estimate | None:
 
 
 def difference(texts: Pairs, others: Pairs) -> Estimate | None:
-    """Return the ratio of the first less that of the others, text by text the same prompt and seed.
+    """Return the ratio of the first less that of the others, unit by unit the same prompt and seeds.
 
     Left out together, what both have in common cancels, so the interval is that of the difference itself.
     """
@@ -71,7 +101,7 @@ def _of(pair: np.ndarray) -> float:
 
 def _half(left_out: np.ndarray) -> float | None:
     count = len(left_out)
-    if count < 2:
+    if count < LEAST:
         return None
     variance = (count - 1) / count * float(((left_out - left_out.mean()) ** 2).sum())
     return quantile(count - 1) * math.sqrt(variance)

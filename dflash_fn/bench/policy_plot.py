@@ -75,12 +75,18 @@ def _points(axes: Any, results: Sequence[Result], values: Sequence[Any], *, name
     for index, (one, value) in enumerate(zip(results, values, strict=True)):
         if value is not None:
             filled = "full" if one.contender.policy.lossless else "none"
-            axes.errorbar(value.value, -index, xerr=value.half or 0.0, marker=MARKERS[index % len(MARKERS)], capsize=3,
+            axes.errorbar(value.value, -index, xerr=_bars([value]), marker=MARKERS[index % len(MARKERS)], capsize=3,
                           color=f"C{index}", fillstyle=filled)  # fmt: skip
     axes.set_yticks([-index for index in range(len(results))])
     axes.set_yticklabels([_label(one) for one in results] if names else [])
     axes.margins(y=0.15)
     axes.grid(axis="x", alpha=0.3)
+
+
+def _bars(values: Sequence[Estimate]) -> list[list[float]]:
+    """Return how far each interval reaches below its value, and above it."""
+    ends = [(value.value, value.ends or (value.value, value.value)) for value in values]
+    return [[at - low for at, (low, _) in ends], [high - at for at, (_, high) in ends]]
 
 
 def _label(one: Result) -> str:
@@ -91,7 +97,7 @@ def _slots(axes: Any, results: Sequence[Result]) -> None:
     for index, one in enumerate(results):
         known = [(slot, value) for slot, value in enumerate(one.by_slot, start=1) if value is not None]
         axes.errorbar([slot for slot, _ in known], [value.value for _, value in known],
-                      yerr=[value.half or 0.0 for _, value in known], marker=MARKERS[index % len(MARKERS)], capsize=2,
+                      yerr=_bars([value for _, value in known]), marker=MARKERS[index % len(MARKERS)], capsize=2,
                       color=f"C{index}", fillstyle="full" if one.contender.policy.lossless else "none",
                       label=_label(one))  # fmt: skip
     axes.set(title="kept, by slot", xlabel="slot after the anchor", ylim=(-0.02, 1.02))

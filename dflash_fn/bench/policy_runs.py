@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_fn.bench.estimates import NORMAL, Estimate, difference, ratio
+from dflash_fn.bench.estimates import NORMAL, Estimate, difference, ratio, units
 from dflash_fn.bench.path_laws import Seen, divergences, law_is_known, surprises
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
@@ -36,6 +36,7 @@ class Text:
         surprise: sum, variance and number of `path_laws.surprises`.
         impossible: emitted tokens of p = 0.
         seconds: of the whole blocks' share of the time, without that of looking.
+        prompt: its tokens.
     """
 
     tokens: int = 0
@@ -46,6 +47,7 @@ class Text:
     surprise: tuple[float, float, int] = (0.0, 0.0, 0)
     impossible: int = 0
     seconds: float = 0.0
+    prompt: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ def run_text(
         width: W; None takes the pair's.
         options: those of `rounds`.
     """
-    looking, text = _Looking(contender.policy, pair), Text()
+    looking, text = _Looking(contender.policy, pair), Text(prompt=tuple(ids))
     state, begun, total = prefill(pair, ids, seed=seed, width=width), time.perf_counter(), 0
     for _, info in rounds(state, pair, policy=looking.watched(), **options):
         if looking.seen is not None:
@@ -189,19 +191,28 @@ def _result(one: Contender, first: Contender | None) -> Result:
         tau=ratio(_tau(texts)),
         tau_gain=difference(_tau(texts), _tau(first.texts)) if first else None,
         by_slot=tuple(
-            ratio([(text.kept[slot], text.had[slot]) for text in texts if slot < len(text.had)])
+            _share([text for text in texts if slot < len(text.had)], slot)
             for slot in range(max((len(text.had) for text in texts), default=0))
         ),
         divergence=divergence,
         divergence_known=known,
         surprise=_surprise(texts),
         impossible=sum(text.impossible for text in texts),
-        seconds=ratio([(text.seconds, text.steps) for text in texts]),
+        seconds=ratio(_units([(text.seconds, text.steps) for text in texts], texts)),
     )
 
 
+def _units(pairs: Sequence[tuple[float, float]], texts: Sequence[Text]) -> list[tuple[float, float]]:
+    return units(pairs, [text.prompt for text in texts])
+
+
 def _tau(texts: Sequence[Text]) -> list[tuple[float, float]]:
-    return [(text.tokens, text.steps) for text in texts]
+    return _units([(text.tokens, text.steps) for text in texts], texts)
+
+
+def _share(texts: Sequence[Text], slot: int) -> Estimate | None:
+    made = ratio(_units([(text.kept[slot], text.had[slot]) for text in texts], texts))
+    return None if made is None else replace(made, least=0.0, most=1.0)
 
 
 def _surprise(texts: Sequence[Text]) -> Estimate | None:
@@ -216,4 +227,5 @@ def _divergence(one: Contender) -> tuple[Estimate | None, str]:
     known = [pair for pair in sums if pair is not None]
     if not law_is_known(one.policy) or len(known) < len(sums):
         return None, "unknown"
-    return ratio(known), "exact"
+    made = ratio(_units(known, one.texts))
+    return None if made is None else replace(made, least=0.0, most=1.0), "exact"

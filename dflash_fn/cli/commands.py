@@ -305,7 +305,10 @@ def trace_check(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
-    policy: PolicyName = "match",
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME", help="Its policy, where the trace's words do not name one of ours."),
+    ] = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -314,14 +317,14 @@ def trace_check(
 ) -> None:
     """Replay a trace on a port and name the first quantity that differs.
 
-    Where no flag says otherwise, the pair and the dtype are those of the trace. The policy and the sampling must be
-    those that it was recorded with.
+    Where no flag says otherwise, the pair, the dtype, and a policy that has a name are those of the trace. Of a policy
+    of your own, and of temperatures with six digits, say by flags what it was recorded with.
     """
     from dflash_fn.cli.trace import check as command
 
     load = PairOptions(pair, target, draft, port, dtype, device)
     with exits.handled(several_rows=True):
-        command(file, load, PolicyOptions(policy, temperature, top_k, top_p, min_p), as_json=as_json)
+        command(file, load, PolicyOptions(policy or "", temperature, top_k, top_p, min_p), as_json=as_json)
 
 
 @trace.command("view")

@@ -90,6 +90,8 @@ def _contenders(options: Options, wanted: CompareOptions) -> list[Contender]:
     from dflash_fn.policies.named import POLICIES
 
     names = list(POLICIES) if wanted.names == "all" else [name.strip() for name in wanted.names.split(",")]
+    if not all(names):
+        raise InputError(f"--policies {wanted.names!r}: expected names with commas between them, or all")
     if len(set(names)) != len(names):
         raise InputError(f"--policies {wanted.names}: names one of them twice")
     asked = options.policy

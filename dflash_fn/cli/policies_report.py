@@ -26,13 +26,25 @@ NARROW, WIDE = 96, 120
 
 INDENT = (0, 0, 0, 2)
 
-INTERVAL = "95 %; over texts by the jackknife and Student's t; of the surprise by its variance under p"
 NOTES = (
     TAU_DEFINITION + "; gain: over the first policy, text by text",
     "divergence: total variation of a judged slot's law from p. proven: 0 by enumeration; exact: along the path",
-    "surprise: mean of -log p(x) - H(p) in nats a token; beyond its interval the law is not the target's",
-    "intervals: " + INTERVAL,
+    "surprise: mean of -log p(x) - H(p) in nats a token; beyond its interval (by its variance under p) the law is another",
 )
+
+
+def interval_of(results: Sequence[Result]) -> str:
+    """Say what the intervals are over, or why there are none."""
+    from dflash_fn.bench.estimates import LEAST
+
+    texts = results[0].contender.texts if results else []
+    prompts = len({text.prompt for text in texts})
+    count, unit = (prompts, "prompt") if prompts > 1 else (len(texts), "text")
+    if count < LEAST:
+        more = f"{LEAST} or more" if prompts > 1 else f"{LEAST} prompts, or {LEAST} seeds of one"
+        return f"95 %, of the surprise alone; {counted(count, unit)} are too few for others: give {more}"
+    over = "prompts, each with all its seeds" if prompts > 1 else "seeds of one prompt, which speak for no other"
+    return f"95 %; over {over}, by the jackknife and Student's t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +109,18 @@ def written(value: Estimate | None, digits: int, *, scale: float = 1.0, sign: bo
         >>> from dflash_fn.bench.estimates import Estimate
         >>> written(Estimate(2.5, 0.125), 2), written(Estimate(0.5, None), 1, scale=100, sign=True), written(None, 1)
         ('2.50 ± 0.12', '+50.0', '-')
+        >>> written(Estimate(0.35, 0.4, least=0.0, most=1.0), 0, scale=100)
+        '35 (0 to 75)'
     """
     if value is None:
         return "-"
     number = f"{scale * value.value:{'+' if sign else ''}.{digits}f}"
-    return number if value.half is None else f"{number} ± {scale * value.half:.{digits}f}"
+    if value.half is None or value.ends is None:
+        return number
+    low, high = value.ends
+    if value.ends != (value.value - value.half, value.value + value.half):
+        return f"{number} ({scale * low:.{digits}f} to {scale * high:.{digits}f})"
+    return f"{number} ± {scale * value.half:.{digits}f}"
 
 
 def _divergence(one: Result) -> str:
@@ -125,7 +144,7 @@ def show(console: Console, setting: Setting, results: Sequence[Result]) -> None:
     console.print(Text("kept by slot after the anchor, %"))
     _show_slots(console, results)
     console.print()
-    for note in NOTES:
+    for note in (*NOTES, f"intervals: {interval_of(results)}"):
         console.print(Text(note, style="dim"))
 
 
@@ -177,7 +196,7 @@ def as_markdown(setting: Setting, results: Sequence[Result]) -> str:
     most = max((len(one.by_slot) for one in results), default=0)
     rows = [[f"`{one.contender.name}`", *(column(one) for column in COLUMNS.values())] for one in results]
     slots = [[f"`{one.contender.name}`", *(written(value, 1, scale=100) for value in one.by_slot)] for one in results]
-    notes = "\n".join(f"* {note}" for note in NOTES)
+    notes = "\n".join(f"* {note}" for note in (*NOTES, f"intervals: {interval_of(results)}"))
     first = markdown(["policy", *COLUMNS], rows)
     second = markdown(["kept by slot, %", *map(str, range(1, most + 1))], slots)
     return f"{setting.line}\n\n{first}\n\n{second}\n\n{notes}"
@@ -185,7 +204,7 @@ def as_markdown(setting: Setting, results: Sequence[Result]) -> str:
 
 def as_object(setting: Setting, results: Sequence[Result]) -> dict[str, Any]:
     """Return all of it for JSON; what is not known is null."""
-    return asdict(setting) | {"interval": INTERVAL, "policies": [_entry(one) for one in results]}
+    return asdict(setting) | {"interval": interval_of(results), "policies": [_entry(one) for one in results]}
 
 
 def _entry(one: Result) -> dict[str, Any]:
@@ -208,4 +227,7 @@ def _entry(one: Result) -> dict[str, Any]:
 
 
 def _number(value: Estimate | None) -> dict[str, float | None] | None:
-    return None if value is None else {"value": value.value, "half": value.half}
+    if value is None:
+        return None
+    made = {"value": value.value, "half": value.half}
+    return made if value.ends is None else made | dict(zip(("low", "high"), value.ends, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,12 @@ def _summary(path: str, made: Trace) -> dict[str, Any]:
 def check(path: str, load: PairOptions, policy: PolicyOptions, *, as_json: bool) -> None:
     """Replay a trace and report.
 
+    Args:
+        path: the trace.
+        load: the pair's flags.
+        policy: the policy's; without any, and with "" for its name, the policy is the trace's.
+        as_json: whether to print JSON.
+
     Raises:
         typer.Exit: with the code of a difference.
         DflashError: of any kind.
@@ -90,7 +97,8 @@ def check(path: str, load: PairOptions, policy: PolicyOptions, *, as_json: bool)
     from dflash_fn.trace import check_trace, read_trace
 
     check_load(load)
-    rule = policy_of(policy)
+    asked = replace(policy, policy=policy.policy or "match")
+    rule = None if policy == PolicyOptions("") else policy_of(asked)
     made = read_trace(path)
     pair = open_pair(saved.of_file(load, {"pair": made.pair, "dtype": made.dtype}, path), needs_text=False)
     with terminal.status("replaying"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.checks import check_row_counts, of_row
 from dflash_fn.constraints.penalties import Skip
 from dflash_fn.policies import Constraint
 
@@ -22,6 +24,7 @@ def grammar(compiled: Any, *, skip: Skip = 0) -> Constraint:
 
     Tokens after the one that ended the answer are left alone; so the stop tokens of `decode` should be among the
     grammar's. A text that has left the grammar already leaves no token to emit, which is an error in `decode`.
+    Threads may share one constraint: what it remembers of earlier calls is each thread's own.
 
     Args:
         compiled: an `xgrammar.CompiledGrammar`, made for the pair's tokenizer and the target's vocabulary size.
@@ -29,6 +32,8 @@ def grammar(compiled: Any, *, skip: Skip = 0) -> Constraint:
 
     Raises:
         BackendMissing: xgrammar is not installed.
+        InputError: what is no compiled grammar, a skip below 0; when called, a grammar of another vocabulary size, or
+            no skip for a row.
     """
     try:
         import xgrammar
@@ -36,11 +41,22 @@ def grammar(compiled: Any, *, skip: Skip = 0) -> Constraint:
         raise errors.BackendMissing(
             f"grammar: xgrammar cannot be imported ({error}); pip install 'dflash-fn[grammar]'"
         ) from error
-    paths: dict[int, _Path] = {}
+    if not isinstance(compiled, xgrammar.CompiledGrammar):
+        raise errors.InputError(
+            f"grammar: got {type(compiled).__name__}, expected an xgrammar.CompiledGrammar, as a GrammarCompiler makes"
+        )
+    skip, known, memory = check_row_counts("grammar: skip", skip), compiled.tokenizer_info.vocab_size, _Memory()
 
     def constraint(logits: np.ndarray, tokens: tuple[int, ...], row: int) -> np.ndarray:
-        first = skip if isinstance(skip, int) else skip[row]
-        path = paths.setdefault(row, _Path(xgrammar.GrammarMatcher(compiled)))
+        first = of_row("grammar: skip", skip, row)
+        if len(logits) != known:
+            raise errors.InputError(
+                f"grammar: got a grammar compiled for {known} token ids, expected {len(logits)}, the target's; make "
+                "its TokenizerInfo with vocab_size=pair.target.spec.vocab_size"
+            )
+        if row not in memory.paths:
+            memory.paths[row] = _Path(xgrammar.GrammarMatcher(compiled))
+        path = memory.paths[row]
         if not path.follow(tokens[first:]):
             return np.full_like(logits, -np.inf)
         if path.matcher.is_terminated():
@@ -51,6 +67,13 @@ def grammar(compiled: Any, *, skip: Skip = 0) -> Constraint:
         return np.where(bits == 1, logits, np.float32(-np.inf))
 
     return constraint
+
+
+class _Memory(threading.local):
+    """A thread's matchers by row: a matcher is moved along a text, which two threads must not do at once."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, _Path] = {}
 
 
 class _Path:

@@ -68,11 +68,14 @@ class Drafting:
         name: for reports.
         rule: the function.
         streams: names of the random streams that it reads.
+        drawn_by: where `rule` hands on a q that the tokens were not drawn from, as `confidence_cut` does for rules that
+            need none, the drafting whose q it is; None where it is this one's. Reports of q ask it.
     """
 
     name: str
     rule: DraftRule
     streams: tuple[str, ...] = ()
+    drawn_by: Drafting | None = None
 
 
 def _first_largest(xp: Any, logits: Array, uniforms: Mapping[str, Array]) -> tuple[Array, Array | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_fn import errors
+from dflash_fn.checks import check_count
 from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import judged
 from dflash_fn.records import Array, Verdict
@@ -20,10 +20,9 @@ def forced(num_accepted: int) -> Policy:
     price, and for tests of what lies behind a policy.
 
     Raises:
-        InputError: a number below 0.
+        InputError: what is no integer of at least 0.
     """
-    if num_accepted < 0:
-        raise errors.InputError(f"forced: got {num_accepted}, expected 0 or more drafted tokens to keep")
+    num_accepted = check_count("forced", num_accepted, least=0)
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
         del q, uniforms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -62,7 +63,7 @@ def _foreign(name: str, sampling: Sampling) -> Policy:
                 f"policy {name}: got {sampling} for a policy that is finished; make it a function of a sampling"
             )
         return found
-    made = found(sampling) if callable(found) else found
+    made = _called(name, found, sampling) if callable(found) else found
     if not isinstance(made, Policy):
         raise errors.InputError(
             f"policy {name}: got {type(made).__name__}, expected a dflash_fn.Policy, or a function that returns one "
@@ -71,8 +72,25 @@ def _foreign(name: str, sampling: Sampling) -> Policy:
     return made
 
 
+def _called(name: str, found: Callable[..., Any], sampling: Sampling) -> Any:
+    """Call with a sampling; InputError for what takes other arguments, such as a bare rule."""
+    try:
+        inspect.signature(found).bind(sampling)
+    except TypeError as error:
+        raise errors.InputError(
+            f"policy {name}: got a function that takes other arguments ({error}); expected a dflash_fn.Policy, or a "
+            "function that returns one when called with a Sampling; of a bare rule, make Policy(name, rule, "
+            "lossless=...)"
+        ) from None
+    except ValueError:
+        pass  # a callable that tells nobody its arguments
+    return found(sampling)
+
+
 def _attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
+    if not module or not attribute or any(not part for part in module.split(".")):
+        raise errors.InputError(f"policy {name}: expected module:attribute, such as my_policies:mine")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash_fn import errors
+from dflash_fn.checks import check_count, check_number
 from dflash_fn.draws import draw
 from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import at_tokens, judged
@@ -35,8 +35,7 @@ def relaxed(sampling: Sampling = GREEDY, *, top_k: int = 10, delta: float = 0.6)
         phase; here it holds for the whole text.
     """
     as_sampling(sampling)
-    if top_k < 1 or not 0 <= delta <= 1:
-        raise errors.InputError(f"relaxed: got top_k {top_k} and delta {delta}, expected 1 or more, and from 0 to 1")
+    top_k, delta = check_count("relaxed: top_k", top_k, least=1), check_number("relaxed: delta", delta, 0, 1)
     plain = Sampling(sampling.temperature or 1.0)
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:

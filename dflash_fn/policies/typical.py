@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_fn import errors
+from dflash_fn.checks import check_number
 from dflash_fn.draws import draw, total
 from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import at_tokens, judged
@@ -39,7 +40,10 @@ def typical(sampling: Sampling = Sampling(1.0), *, epsilon: float = 0.09, delta:
     as_sampling(sampling)
     if sampling.temperature == 0:
         raise errors.InputError("typical: got temperature 0, where p has no entropy; give a temperature, or use match")
-    scale = epsilon**0.5 if delta is None else delta
+    epsilon = check_number("typical: epsilon", epsilon)
+    if delta is not None:
+        delta = check_number("typical: delta", delta)
+    scale = max(epsilon, 0.0) ** 0.5 if delta is None else delta
     if not 0 < epsilon < 1 or not scale > 0:
         raise errors.InputError(
             f"typical: got epsilon {epsilon} and delta {scale}, expected 0 < epsilon < 1, delta > 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.checks import check_count, check_number
 from dflash_fn.policies.base import Constraint, Drafting, Policy
 from dflash_fn.policies.blocks import leading
 from dflash_fn.records import Array, Verdict
 from dflash_fn.sampling import Sampling, probabilities
+from dflash_fn.streams import Streams
 
 __all__ = ["budget", "confidence_cut", "constrained"]
 
@@ -23,10 +26,10 @@ def budget(policy: Policy, most: int) -> Policy:
     Lossless where the policy is, since a shorter block is a block like any other.
 
     Raises:
-        InputError: a budget below 0.
+        InputError: a budget that is no integer of at least 0; what is no policy.
     """
-    if most < 0:
-        raise errors.InputError(f"budget: got {most}, expected 0 or more drafted tokens")
+    _check_policy("budget", policy)
+    most = check_count("budget", most, least=0)
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
         return _shortened(policy, min(most, drafted.shape[1]), xp, drafted, logits, q, uniforms)
@@ -51,13 +54,13 @@ def confidence_cut(policy: Policy, threshold: float) -> Policy:
         threshold: from 0 (never cut) to 1.
 
     Raises:
-        InputError: a threshold out of range.
+        InputError: a threshold out of range; what is no policy.
 
     Guarantees:
         P13: as for the policy that it wraps.
     """
-    if not 0 <= threshold <= 1:
-        raise errors.InputError(f"confidence_cut: got threshold {threshold}, expected a number from 0 to 1")
+    _check_policy("confidence_cut", policy)
+    threshold = check_number("confidence_cut: threshold", threshold, 0, 1)
 
     def rule(xp: Any, drafted: Array, logits: Array, q: Array | None, uniforms: Mapping[str, Array]) -> Verdict:
         assert q is not None
@@ -77,6 +80,14 @@ def confidence_cut(policy: Policy, threshold: float) -> Policy:
     return replace(policy, name=name, rule=rule, needs_q=True, drafting=drafting)
 
 
+def _check_policy(name: str, policy: Any) -> None:
+    if not isinstance(policy, Policy):
+        raise errors.InputError(
+            f"{name}: got {reprlib.repr(policy)} of type {type(policy).__name__}, expected a Policy, such as "
+            "dflash_fn.match()"
+        )
+
+
 def _shortened(
     policy: Policy,
     size: int,
@@ -87,7 +98,8 @@ def _shortened(
     uniforms: Mapping[str, Array],
 ) -> Verdict:
     """Ask a policy about the first `size` drafted tokens, as if no others had been."""
-    numbers = {name: values[:, : size + 1, ...] for name, values in uniforms.items()}
+    known = {name: values[:, : size + 1, ...] for name, values in uniforms.items()}
+    numbers = Streams(f"policy {policy.name!r}", known)
     return policy.rule(xp, drafted[:, :size], logits[:, : size + 1, :], None if q is None else q[:, :size, :], numbers)
 
 
@@ -97,7 +109,7 @@ def _with_confidence(drafting: Drafting, sampling: Sampling) -> Drafting:
     def rule(xp: Any, logits: Array, uniforms: Mapping[str, Array]) -> tuple[Array, Array | None]:
         return drafting.rule(xp, logits, uniforms)[0], probabilities(xp, logits, plain)
 
-    return Drafting(f"{drafting.name}, with confidence", rule, drafting.streams)
+    return Drafting(f"{drafting.name}, with confidence", rule, drafting.streams, drawn_by=drafting)
 
 
 def constrained(policy: Policy, *constraints: Constraint) -> Policy:
@@ -110,9 +122,19 @@ def constrained(policy: Policy, *constraints: Constraint) -> Policy:
         policy: what judges the block; constraints that it has already come first.
         constraints: see `dflash_fn.constraints`.
 
+    Raises:
+        InputError: what is no policy; a constraint that cannot be called.
+
     Guarantees:
         P16: the text is that of plain decoding with the same policy and constraints, where the policy is invariant.
     """
+    _check_policy("constrained", policy)
+    for index, change in enumerate(constraints):
+        if not callable(change):
+            raise errors.InputError(
+                f"constrained: constraint {index}: got {reprlib.repr(change)}, expected a function (logits, tokens, "
+                "row) -> logits, such as dflash_fn.constraints makes"
+            )
     chain = (*([policy.constraint] if policy.constraint else []), *constraints)
 
     def constraint(logits: np.ndarray, tokens: tuple[int, ...], row: int) -> np.ndarray:

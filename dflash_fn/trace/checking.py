@@ -19,6 +19,7 @@ from dflash_fn.trace.comparing import Place
 from dflash_fn.trace.looking import Look, heard_by, look, prefilled, view_start
 from dflash_fn.trace.recording import backend_of
 from dflash_fn.trace.records import RowStep, Trace
+from dflash_fn.trace.remade import remade
 from dflash_fn.trace.report import Deviation, Report, report_of
 from dflash_fn.trace.rows import Found, compare_ends, compare_rows, compare_start
 from dflash_fn.trace.summary import row_bits, view_cache
@@ -36,7 +37,8 @@ def check_trace(trace: Trace, pair: Pair, *, policy: Policy | None = None) -> Re
     Args:
         trace: of `record`, `read_trace`, or another engine.
         pair: the same checkpoints, on any port and in any dtype.
-        policy: the one that the trace was made with; None takes `match()` where that is it.
+        policy: the one that the trace was made with; None takes the policy with a name (`policies.named`) whose name
+            and sampling the trace has.
 
     Raises:
         InputError: the pair has no draft where the trace has one, or the policy is another.
@@ -56,7 +58,7 @@ def check_trace(trace: Trace, pair: Pair, *, policy: Policy | None = None) -> Re
 
 
 def _policy_of(trace: Trace, policy: Policy | None) -> Policy:
-    known = policy or match()
+    known = policy or remade(trace) or match()
     if (known.name, known.streams) != (trace.policy, trace.streams):
         raise errors.InputError(
             f"check: the trace was made with policy {trace.policy!r} (streams: {', '.join(trace.streams) or 'none'}), "

@@ -66,9 +66,9 @@ def laws_of(state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, 
 
 
 def _drawn_from(state: DecodeState, pair: Pair, policy: Policy, proposal: Proposal, logits: Array) -> Array:
-    """Return q whether the rule reads it or not: `propose` keeps it only for rules that do."""
-    xp = pair.port.xp
-    _, q = policy.drafting.rule(xp, logits, numbers(state, pair, policy.drafting.streams, logits.shape[1]))
+    """Return q whether the rule reads it or not: `propose` keeps it only for rules that do, and as they want it."""
+    xp, drafting = pair.port.xp, policy.drafting.drawn_by or policy.drafting
+    _, q = drafting.rule(xp, logits, numbers(state, pair, drafting.streams, logits.shape[1]))
     return one_hot(xp, proposal.tokens, logits) if q is None else q
 
 

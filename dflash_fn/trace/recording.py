@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from dflash_fn import errors, inputs
+from dflash_fn.checks import check_count
 from dflash_fn.loop import rounds
 from dflash_fn.opinions import opinions
 from dflash_fn.policies import Policy, match
@@ -62,7 +63,7 @@ def record(
             "can make from its tokens; prefill them anew"
         )
     if top_k is not None:
-        inputs.check_count("top_k", top_k, least=2)
+        check_count("top_k", top_k, least=2)
     policy, size = policy or match(), inputs.check_block_size(pair, block_size, state.width)
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
     begun = _unfinished(state, pair, policy, size, max_new_tokens, stop_ids)

@@ -25,11 +25,16 @@ __all__ = ["render_page"]
 LEGEND = {
     Mark.ACCEPTED: "drafted, and kept",
     Mark.REJECTED: "drafted, and rejected",
-    Mark.UNREACHED: "drafted behind a rejected token, so never judged",
+    Mark.UNREACHED: "drafted behind a rejected token",
     Mark.RECOVERED: "recovered: the target's token in place of the rejected one",
     Mark.BONUS: "bonus: the target's token after a whole block was kept",
     Mark.OPENING: "the first token, before anything is drafted",
 }
+
+
+UNREACHED = dict.fromkeys(("match", "token_rejection", "typical", "relaxed", "forced"), ", so of no account")
+UNREACHED["block_verification"] = "; the block is judged as a whole, so it had a part in how much was kept"
+"""What more can be said of `Mark.UNREACHED`, by how a policy's name begins."""
 
 
 def render_page(trace: Trace, tokenizer: Any | None = None) -> str:
@@ -84,7 +89,7 @@ def _header(trace: Trace, summary: Summary, stories: list[Story]) -> Html:
         tag("p", tag("b", f"tau {tau}", class_="tau"), " ", count, class_="lead"),
         tag("p", TAU_DEFINITION, class_="quiet"),
         _facts(trace),
-        _legend(),
+        _legend(trace),
     ]
     if len(stories) > 1:
         links = [tag("a", f"row {story.row}", href=f"#row{story.row}") for story in stories]
@@ -109,10 +114,12 @@ def _facts(trace: Trace) -> Html:
     return tag("dl", *items, class_="facts")
 
 
-def _legend() -> Html:
+def _legend(trace: Trace) -> Html:
+    more = next((said for name, said in UNREACHED.items() if trace.policy.startswith(name)), "")
+    words = LEGEND | {Mark.UNREACHED: LEGEND[Mark.UNREACHED] + more}
     items = [
-        tag("li", tag("span", GLYPHS[mark], class_=f"key {mark.name.lower()}", aria_hidden="true"), tag("span", words))
-        for mark, words in LEGEND.items()
+        tag("li", tag("span", GLYPHS[mark], class_=f"key {mark.name.lower()}", aria_hidden="true"), tag("span", said))
+        for mark, said in words.items()
     ]
     keys = "In the text every step has a colour and begins with its number, and the target's own tokens are \
 underlined. Arrow keys go from token to token and from step to step; Enter goes from the text to the block; Escape \

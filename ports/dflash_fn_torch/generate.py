@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dflash_fn import errors
+from dflash_fn.checks import check_count
 from dflash_fn.config import DraftSpec
-from dflash_fn.inputs import check_count
 from dflash_fn.load import check_pair, load_pair
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill

@@ -51,6 +51,81 @@ def test_p16_speculation_changes_nothing(pair: Pair, name: str, sampling: Sampli
         assert flat(found) == flat(plain)
 
 
+class DeadError(Exception):
+    """What a constraint raises that knows the text to be over."""
+
+
+def _bans_all(logits: np.ndarray) -> np.ndarray:
+    return np.full_like(logits, -np.inf)
+
+
+def _raises(logits: np.ndarray) -> np.ndarray:
+    raise DeadError("asked after the end")
+
+
+AFTER = {"bans all": _bans_all, "raises": _raises, "wrong shape": lambda logits: logits[:3]}
+"""What a constraint may do once the text is over, where plain decoding never asks it."""
+
+
+@pytest.mark.parametrize(("kind", "size"), zip(AFTER, (4, 8, 2), strict=True))
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
+def test_p16_slots_behind_a_stop_token_or_a_budget_do_not_matter(
+    pair: Pair, kind: str, size: int, sampling: Sampling
+) -> None:
+    """P16: a constraint may fail behind what is emitted, where the end is at any offset of a block."""
+    state = dflash_fn.prefill(pair, PROMPT, seed=7, width=8)
+    text = decode_plainly(state, pair, 10, policy=match(sampling)).emitted[0]
+    proposer = proposers.right([[*PROMPT, *text]])
+    for end in (1, 2, 4, 5, 8):
+        for stop_ids in ((), (text[end - 1],)):
+            last = text.index(text[end - 1]) + 1 if stop_ids else end
+
+            def constraint(
+                logits: np.ndarray, tokens: tuple[int, ...], row: int, last: int = last + len(PROMPT)
+            ) -> np.ndarray:
+                return AFTER[kind](logits) if len(tokens) >= last else logits
+
+            policy, budget = constrained(match(sampling), constraint), 10 if stop_ids else end
+            options: dict[str, Any] = {"policy": policy, "stop_token_ids": stop_ids, "logprobs": True}
+            plain = run(state, pair, max_new_tokens=budget, block_size=1, **options)
+            found = run(state, pair, max_new_tokens=budget, block_size=size, proposer=proposer, **options)
+            assert found.emitted == plain.emitted == (text[:last],)
+            assert found.last.stop == plain.last.stop
+            assert flat(found) == flat(plain)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_what_a_constraint_raises_is_raised_where_it_matters(pair: Pair, size: int) -> None:
+    """The error is the constraint's own, with a note of the place, at the position where plain decoding has it."""
+    state = dflash_fn.prefill(pair, PROMPT, width=8)
+    text = decode_plainly(state, pair, 10).emitted[0]
+
+    def constraint(logits: np.ndarray, tokens: tuple[int, ...], row: int) -> np.ndarray:
+        return _raises(logits) if len(tokens) >= len(PROMPT) + 3 else logits
+
+    options: dict[str, Any] = {"block_size": size, "proposer": proposers.right([[*PROMPT, *text]])}
+    policy = constrained(match(), constraint)
+    assert run(state, pair, max_new_tokens=3, policy=policy, **options).emitted == (text[:3],)
+    with pytest.raises(DeadError, match="asked after the end") as caught:
+        run(state, pair, max_new_tokens=4, policy=policy, **options)
+    assert caught.value.__notes__ == ["row 0, position 7: raised by the policy's constraint"]
+
+
+def test_rows_that_have_stopped_are_not_asked_about(pair: Pair) -> None:
+    state = dflash_fn.prefill(pair, [PROMPT, [9, 8, 7]], width=4)
+    first = decode_plainly(state, pair, 6).emitted
+    asked: list[tuple[int, int]] = []
+
+    def constraint(logits: np.ndarray, tokens: tuple[int, ...], row: int) -> np.ndarray:
+        asked.append((row, len(tokens)))
+        return logits
+
+    stop = first[0][0]
+    found = run(state, pair, max_new_tokens=6, policy=constrained(match(), constraint), stop_token_ids=(stop,))
+    assert found.emitted[0] == (stop,)
+    assert [place for place in asked if place[0] == 0] == [(0, len(PROMPT))]
+
+
 def flat(found: Any) -> list[Any]:
     return [number for info in found.infos for number in info.logprobs[0]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import dflash_fn
 from dflash_fn import errors, match, zoo
 from dflash_fn.draws import draw, noise, race, total
-from dflash_fn.policies import Policy, token_rejection
+from dflash_fn.policies import Policy, budget, token_rejection
 from dflash_fn.policies.match import Drafts, Noise
 from dflash_fn.port import Port
 from dflash_fn.rng import Stream, uniforms, words
@@ -167,9 +168,25 @@ def test_a_stream_that_there_is_not(port: Port, checkpoints: Checkpoints) -> Non
         dflash_fn.decode(dflash_fn.prefill(pair, [1]), pair, policy=policy)
 
 
+def test_a_stream_that_was_not_declared(port: Port, checkpoints: Checkpoints) -> None:
+    """Not a bare KeyError, and not in a wrapper either."""
+    pair = checkpoints.pair(port, DraftDesign())
+    bare = Policy("odd", match(Sampling(1.0)).rule, lossless=True, streams=("target",))
+    message = (
+        r"policy 'odd': its rule asks for stream 'noise', which it does not declare; expected streams=\('target', "
+    )
+    for policy in (bare, budget(bare, 2)):
+        with pytest.raises(errors.InputError, match=message):
+            dflash_fn.decode(dflash_fn.prefill(pair, [1]), pair, policy=policy)
+    drafting = replace(match(Sampling(1.0)).drafting, streams=())
+    policy = replace(match(Sampling(1.0)), drafting=drafting)
+    with pytest.raises(errors.InputError, match=r"drafting 'race, stream noise': its rule asks for stream 'noise'"):
+        dflash_fn.decode(dflash_fn.prefill(pair, [1]), pair, policy=policy)
+
+
 @pytest.mark.real_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.9), Sampling(1.0)], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(0.7, top_p=0.9), Sampling(1.0), Sampling(1.0, top_p=0.9)], ids=str)
 def test_p07_on_smollm2(port: Port, shared: Path, dtype: str, sampling: Sampling) -> None:
     """P07: with a trained draft, block sizes 1 to 16."""
     need_dtype(port, dtype)

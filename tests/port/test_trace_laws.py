@@ -11,7 +11,15 @@ import pytest
 
 import dflash_fn
 from dflash_fn import errors
-from dflash_fn.policies import Policy, block_verification, match, token_rejection
+from dflash_fn.policies import (
+    Policy,
+    block_verification,
+    budget,
+    confidence_cut,
+    constrained,
+    match,
+    token_rejection,
+)
 from dflash_fn.port import Port
 from dflash_fn.records import Pair
 from dflash_fn.sampling import Sampling, probabilities
@@ -63,6 +71,35 @@ def test_p_and_q_are_those_of_all_logits_however_few_are_kept(pair: Pair, policy
             assert kept.draft is not None
             plain = probabilities(np, logits, Sampling(1.0))[0]
             np.testing.assert_allclose(kept.draft, plain[slots[:-1], kept.ids[:-1]], atol=1e-6)
+
+
+CERTAIN = [
+    confidence_cut(match(), 0.0),
+    confidence_cut(match(WARM, drafts="argmax"), 0.0),
+    constrained(budget(confidence_cut(match(WARM, drafts="argmax"), 0.01), 3)),
+]
+
+
+@pytest.mark.parametrize("policy", CERTAIN, ids=lambda policy: policy.name)
+def test_q_is_1_at_tokens_that_no_chance_had_a_part_in(pair: Pair, policy: Policy) -> None:
+    """A cut by confidence hands its rule what the draft thinks; the tokens are the draft's argmax all the same."""
+    for row, view in rows_of(recorded(pair, policy, top_k=None)):
+        for slot, token in enumerate(row.block[1:]):
+            at = view.ids[slot] == token
+            assert (view.q[slot] == at).all()
+            assert view.overlap[slot] == pytest.approx(float(view.p[slot, at][0]), abs=1e-6)
+        if len(row.block) > 1:
+            assert view.draft is not None
+            assert view.draft.max() < 1
+
+
+def test_q_under_a_cut_is_what_tokens_are_drawn_from(pair: Pair) -> None:
+    """With filters the confidence is that of the whole softmax, and q is not."""
+    bare, cut = recorded(pair, match(WARM), top_k=None), recorded(pair, confidence_cut(match(WARM), 0.0), top_k=None)
+    for (row, known), (other, view) in zip(rows_of(bare), rows_of(cut), strict=True):
+        assert row.block == other.block
+        np.testing.assert_array_equal(known.q, view.q)
+        np.testing.assert_array_equal(known.overlap, view.overlap)
 
 
 def test_the_tokens_that_matter_are_there(pair: Pair) -> None:
