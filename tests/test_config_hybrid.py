@@ -145,3 +145,20 @@ def test_errors_say_where_in_a_wrapper_a_key_stands():
         parse_target(wrapped(text_config={**TEXT, "linear_conv_kernel_dim": 0}))
     with pytest.raises(ConfigError, match=r"target: text_config\.hidden_size is missing"):
         parse_target(wrapped(text_config={key: TEXT[key] for key in TEXT if key != "hidden_size"}))
+
+
+@pytest.mark.parametrize("inner", ["llama", "qwen3", "qwen3_moe", "qwen3_5_moe_text", 7])
+def test_a_wrapper_of_another_family(inner: Any):
+    """Said before anything else that such a text part may lack."""
+    with pytest.raises(
+        UnsupportedModel,
+        match=rf"target: text_config\.model_type: got \"?{inner}\"?; supported are qwen3_5, qwen3_5_text",
+    ):
+        parse_target(wrapped(text_config={"model_type": inner, "num_experts": 8}))
+
+
+def test_a_wrapper_of_another_class():
+    with pytest.raises(
+        UnsupportedModel, match=r"text_config\.architectures: got \[.LlamaForCausalLM.\]; supported for"
+    ):
+        parse_target(wrapped(text_config={**TEXT, "architectures": ["LlamaForCausalLM"]}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from dflash_fn import errors
@@ -45,20 +45,35 @@ def parse_target(config: Mapping[str, Any], *, name: str = "target") -> TargetSp
         )
     if not fields.has("model_type"):
         raise fields.bad("model_type", " or ".join(FAMILIES))
-    named = config["model_type"]
-    if not isinstance(named, str) or named not in MODEL_TYPES:
-        raise fields.unsupported("model_type", f"supported are {', '.join(MODEL_TYPES)}")
-    family = MODEL_TYPES[named]
-    known = FAMILIES[family].architectures
-    if architectures(fields) and not set(known) & set(architectures(fields)):
-        raise fields.unsupported("architectures", f"supported for {family} is {' or '.join(known)}")
+    family = family_of(fields, MODEL_TYPES)
     if family == "qwen3_5":
         fields = text_fields(fields)
+        family_of(fields, [known for known, owner in MODEL_TYPES.items() if owner == family])
     return TargetSpec(
         **decoder_values(fields, family),
         tied_head=fields.flag("tie_word_embeddings", False),
         eos_token_ids=eos_token_ids(fields, FAMILIES[family]),
     )
+
+
+def family_of(fields: Fields, supported: Collection[str]) -> str:
+    """Return the family that a config names by `model_type`, whose classes its `architectures` must be.
+
+    Args:
+        fields: of a whole model or its text part.
+        supported: values of `model_type`; a text part that has none is of the first.
+
+    Raises:
+        UnsupportedModel: it names another family or class.
+    """
+    named = fields.values["model_type"] if fields.has("model_type") else next(iter(supported))
+    if not isinstance(named, str) or named not in supported:
+        raise fields.unsupported("model_type", f"supported are {', '.join(supported)}")
+    family = MODEL_TYPES[named]
+    known = FAMILIES[family].architectures
+    if architectures(fields) and not set(known) & set(architectures(fields)):
+        raise fields.unsupported("architectures", f"supported for {family} is {' or '.join(known)}")
+    return family
 
 
 def eos_token_ids(fields: Fields, family: Family) -> tuple[int, ...]:

@@ -5,9 +5,9 @@ A value head's state S is [key_dim, value_dim]. A token with query q, key k, val
     delta = b (v - d S^T k),    S' = d S + k delta^T,    output S'^T q = d S^T q + (k . q) delta.
 
 A verification goes token by token, and `absorb` is all that it does to a state. It keeps a tape of k, delta and log d,
-so that `replay` gets the state after any of the tokens by the same operations with the same operands: equal bits. A
-prefill chunk is one triangular system for all its deltas (`chunked`), and the state after any of its tokens one
-product; there, only the same chunks have the same bits.
+so that `replay` gets the state after any of the tokens by the same operations with the same operands: equal bits. On
+Metal, a prefill chunk is one triangular system for all its deltas (`chunked`); on a CPU it goes token by token too. The
+state after some of its tokens is one product; there, only the same chunks have the same bits.
 
 States are values: nothing that a state holds is ever written to.
 """
@@ -119,7 +119,9 @@ def mix(
     q, k, v = _heads(spec, _convolved(weights.conv, inputs))
     decays = weights.rate * mx.logaddexp(steps.astype(mx.float32) + weights.dt_bias, 0.0)
     rates = mx.sigmoid(rates).astype(mx.float32)
-    advance = stepped if len(projected) <= MAX_WIDTH else chunked
+    # a loop over a chunk is thousands of small kernels on Metal; on a CPU it is as fast as the system, or faster
+    solved = len(projected) > MAX_WIDTH and mx.default_device() == mx.gpu
+    advance = chunked if solved else stepped
     out, deltas, end = advance(state.recurrent, q, k, v, decays, rates)
     y = rms_norm(out.astype(projected.dtype), weights.norm, eps).reshape(-1, values)
     tape = Tape(state, inputs, k, deltas, decays, end)
@@ -173,16 +175,15 @@ def chunked(
     """Solve for the deltas of `SPAN` tokens at once.
 
     With D[i, j] = d[j + 1] ... d[i]: (I + L) delta = b (v - D[., 0] S^T k), where L[i, j] = b[i] D[i, j] k[i] . k[j]
-    for j < i. No quotient of decays is taken, since all differences of their logarithms that are used are negative.
+    for j < i. No quotient of decays is taken, and no difference of sums of their logarithms either: see `_between`.
     The system is solved on the CPU, where alone mlx has a solver.
     """
     outputs, deltas = [], []
     for first in range(0, len(k), SPAN):
         part = slice(first, first + SPAN)
         queries, keys, values = (x[part].swapaxes(0, 1) for x in (q, k, v))
-        logs, rate = mx.cumsum(decays[part].T, axis=-1), rates[part].T[:, :, None]
-        between = mx.exp(mx.where(_later(logs), -mx.inf, logs[:, :, None] - logs[:, None, :]))
-        since = mx.exp(logs)[:, :, None]
+        logs, rate = decays[part].T, rates[part].T[:, :, None]
+        between, since = _between(logs), mx.exp(mx.cumsum(logs, axis=-1))[:, :, None]
         system = mx.tril(keys @ keys.swapaxes(1, 2) * between, -1) * rate + mx.eye(logs.shape[-1])
         known = rate * (values - since * (keys @ state))
         delta = mx.linalg.solve_triangular(system, known, upper=False, stream=mx.cpu)
@@ -192,17 +193,23 @@ def chunked(
     return mx.concatenate(outputs), mx.concatenate(deltas), state
 
 
-def _later(logs: mx.array) -> mx.array:
+def _between(logs: Float[mx.array, "heads tokens"]) -> Float[mx.array, "heads tokens tokens"]:
+    """Return D[., i, j] = d[j + 1] ... d[i] for j <= i, and 0 elsewhere.
+
+    Each logarithm is a sum of its own. Where heads forget fast, a difference of two sums from the span's beginning has
+    the rounding of those sums, which may be a thousand times what is left.
+    """
     place = mx.arange(logs.shape[-1])
-    return place[:, None] < place
+    sums = mx.cumsum(mx.where(place[:, None] > place, logs[:, :, None], 0.0), axis=-2)
+    return mx.where(place[:, None] >= place, mx.exp(sums), 0.0)
 
 
 def _after(state: mx.array, keys: mx.array, deltas: mx.array, decays: mx.array) -> mx.array:
-    """Return d[1] ... d[n] S + sum of d[i + 1] ... d[n] k[i] delta[i]^T."""
-    logs = mx.cumsum(decays.T, axis=-1)
-    rest = mx.exp(logs[:, -1:] - logs)[:, :, None]
+    """Return d[1] ... d[n] S + sum of d[i + 1] ... d[n] k[i] delta[i]^T; logarithms are summed from the end."""
+    logs = mx.cumsum(decays.T, axis=-1, reverse=True)
+    rest = mx.exp(mx.pad(logs[:, 1:], ((0, 0), (0, 1))))[:, :, None]
     learnt = (keys.swapaxes(0, 1) * rest).swapaxes(1, 2) @ deltas.swapaxes(0, 1)
-    return mx.exp(logs[:, -1])[:, None, None] * state + learnt
+    return mx.exp(logs[:, 0])[:, None, None] * state + learnt
 
 
 def _convolved(weight: Float[mx.array, "kernel channels"], inputs: Float[mx.array, "tokens channels"]) -> mx.array:

@@ -168,15 +168,14 @@ def chunked(
     """Solve for the deltas of `SPAN` tokens at once.
 
     With D[i, j] = d[j + 1] ... d[i]: (I + L) delta = b (v - D[., 0] S^T k), where L[i, j] = b[i] D[i, j] k[i] . k[j]
-    for j < i. No quotient of decays is taken, since all differences of their logarithms that are used are negative.
+    for j < i. No quotient of decays is taken, and no difference of sums of their logarithms either: see `_between`.
     """
     outputs, deltas = [], []
     for first in range(0, len(k), SPAN):
         part = slice(first, first + SPAN)
         queries, keys, values = (x[part].transpose(0, 1) for x in (q, k, v))
-        logs, rate = decays[part].t().cumsum(-1), rates[part].t()[:, :, None]
-        between = torch.exp((logs[:, :, None] - logs[:, None, :]).masked_fill(_later(logs), -torch.inf))
-        since = torch.exp(logs)[:, :, None]
+        logs, rate = decays[part].t(), rates[part].t()[:, :, None]
+        between, since = _between(logs), torch.exp(logs.cumsum(-1))[:, :, None]
         system = torch.tril(keys @ keys.mT * between, -1) * rate
         known = rate * (values - since * (keys @ state))
         delta = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
@@ -186,17 +185,22 @@ def chunked(
     return torch.cat(outputs), torch.cat(deltas), state
 
 
-def _later(logs: Tensor) -> Tensor:
+def _between(logs: Float[Tensor, "heads tokens"]) -> Float[Tensor, "heads tokens tokens"]:
+    """Return D[., i, j] = d[j + 1] ... d[i] for j <= i, and 0 elsewhere.
+
+    Each logarithm is a sum of its own. Where heads forget fast, a difference of two sums from the span's beginning has
+    the rounding of those sums, which may be a thousand times what is left.
+    """
     size = logs.shape[-1]
-    return torch.ones(size, size, dtype=torch.bool, device=logs.device).triu(1)
+    return torch.exp(logs[:, :, None].expand(-1, -1, size).tril(-1).cumsum(-2)).tril()
 
 
 def _after(state: Tensor, keys: Tensor, deltas: Tensor, decays: Tensor) -> Tensor:
-    """Return d[1] ... d[n] S + sum of d[i + 1] ... d[n] k[i] delta[i]^T."""
-    logs = decays.t().cumsum(-1)
-    rest = torch.exp(logs[:, -1:] - logs)[:, :, None]
+    """Return d[1] ... d[n] S + sum of d[i + 1] ... d[n] k[i] delta[i]^T; logarithms are summed from the end."""
+    logs = decays.flip(0).cumsum(0).flip(0).t()
+    rest = torch.exp(torch.nn.functional.pad(logs[:, 1:], (0, 1)))[:, :, None]
     learnt = (keys.transpose(0, 1) * rest).mT @ deltas.transpose(0, 1)
-    return torch.exp(logs[:, -1])[:, None, None] * state + learnt
+    return torch.exp(logs[:, 0])[:, None, None] * state + learnt
 
 
 def _convolved(weight: Float[Tensor, "kernel channels"], inputs: Float[Tensor, "tokens channels"]) -> Tensor:

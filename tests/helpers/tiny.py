@@ -25,7 +25,11 @@ GAIN = 3.0
 
 @dataclass(frozen=True)
 class TargetDesign:
-    """A target of the family `llama`, `qwen3`, or `qwen3_5`, whose every `interval`-th layer is attention."""
+    """A target of the family `llama`, `qwen3`, or `qwen3_5`, whose every `interval`-th layer is attention.
+
+    `forgets` is how many times as fast as usual the states of a hybrid forget, and `swings` how much more the token
+    decides on it.
+    """
 
     seed: int = 19
     family: str = "llama"
@@ -48,6 +52,8 @@ class TargetDesign:
     key_dim: int = 8
     value_dim: int = 8
     kernel: int = 4
+    forgets: float = 1.0
+    swings: float = 1.0
 
     @property
     def config(self) -> dict[str, Any]:
@@ -239,11 +245,11 @@ def _delta_layer(rng: np.random.Generator, design: TargetDesign, prefix: str) ->
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    gains = {"linear_attn.out_proj": GAIN, "mlp.down_proj": GAIN}
+    gains = {"linear_attn.out_proj": GAIN, "mlp.down_proj": GAIN, "linear_attn.in_proj_a": design.swings}
     made = {f"{name}.weight": _matrix(rng, *shape, gains.get(name, 1.0)) for name, shape in shapes.items()}
     made |= {
         "linear_attn.conv1d.weight": _array(rng.normal(size=(channels, 1, design.kernel))),
-        "linear_attn.A_log": _array(np.log(rng.uniform(0.01, 2.0, heads))),
+        "linear_attn.A_log": _array(np.log(design.forgets * rng.uniform(0.01, 2.0, heads))),
         "linear_attn.dt_bias": _array(rng.normal(size=heads)),
         "linear_attn.norm.weight": _norm(rng, design.value_dim),
         "input_layernorm.weight": _norm(rng, hidden),
