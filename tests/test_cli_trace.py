@@ -117,6 +117,24 @@ def test_a_named_policy_is_that_of_the_file(tmp_path):
     assert "the trace was made with policy 'block_verification, T=0.8'" in " ".join(result.stderr.split())
 
 
+def test_what_every_rule_would_keep(tmp_path, good):
+    path = tmp_path / "a.trace"
+    options = ("--max-new-tokens", 9, "--keep", 0, "--policy", "token_rejection", "--temperature", 1)
+    assert invoke("record", path, PROMPT, *options).exit_code == 0
+    _, found = invoke_json("expect", path)
+    assert found["policy"] == "token_rejection, T=1"
+    taus = found["expected"]
+    assert list(taus) == ["match_independent", "match_inverse", "match_gumbel", "token_rejection", "block_verification"]
+    assert 1 <= taus["match_independent"] <= taus["token_rejection"] <= 8
+    result = invoke("expect", path)
+    assert f"token_rejection     {taus['token_rejection']:.3f}" in result.stdout
+    result = invoke("expect", good)
+    assert result.exit_code == 2
+    assert "expected all of them; record it with top_k=None (dflash-fn trace record --keep 0)" in " ".join(
+        result.stderr.split()
+    )
+
+
 def test_a_trace_can_be_held_against_another_dtype(good):
     result, value = invoke_json("check", good, "--dtype", "bfloat16")
     assert (result.exit_code, value["fine"], value["bits_identical"]) == (0, True, None)

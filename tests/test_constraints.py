@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 import dflash_fn
-from dflash_fn import errors
+from dflash_fn import constraints, errors
 from dflash_fn.constraints import ban, force, frequency, grammar, presence, repetition
 from dflash_fn.policies import constrained, match
 from dflash_fn.sampling import Sampling
+
+loose: Any = constraints
+"""The same functions for arguments that their types forbid."""
 
 LOGITS = np.random.default_rng(4).normal(size=20).astype(np.float32) * 3
 TOKENS = (3, 7, 7, 0, 19, 7)
@@ -83,14 +86,14 @@ def test_constraints_of_a_policy_come_one_after_the_other() -> None:
         (lambda: repetition(0), "repetition: got factor 0.0, expected a number above 0"),
         (lambda: repetition(math.nan), "repetition: factor: got nan, expected a finite number"),
         (lambda: presence(math.inf), "presence: amount: got inf, expected a finite number"),
-        (lambda: frequency("a"), "frequency: amount: got 'a', expected a finite number"),
+        (lambda: loose.frequency("a"), "frequency: amount: got 'a', expected a finite number"),
         (lambda: presence(0.5, skip=-1), "presence: skip: got -1, expected an integer of at least 0"),
-        (lambda: presence(0.5, skip=2.5), "presence: skip: got 2.5, expected an integer"),
+        (lambda: loose.presence(0.5, skip=2.5), "presence: skip: got 2.5, expected an integer"),
         (lambda: frequency(0.5, skip=[3, -1]), "frequency: skip, row 1: got -1, expected an integer of at least 0"),
         (lambda: ban([4, -1]), "ban, token 1: got -1, expected an integer of at least 0"),
-        (lambda: ban([1.5]), "ban, token 0: got 1.5, expected an integer"),
-        (lambda: ban(3), r"ban: got 3, expected token ids, such as \[1, 2\]"),
-        (lambda: ban("ab"), "ban: got 'ab', expected token ids"),
+        (lambda: loose.ban([1.5]), "ban, token 0: got 1.5, expected an integer"),
+        (lambda: loose.ban(3), r"ban: got 3, expected token ids, such as \[1, 2\]"),
+        (lambda: loose.ban("ab"), "ban: got 'ab', expected token ids"),
         (lambda: force([-1], begin=5), "force, token 0: got -1, expected an integer of at least 0"),
         (lambda: force([1], begin=-5), "force: begin: got -5, expected an integer of at least 0"),
         (lambda: ban([20])(LOGITS, TOKENS, 0), "ban: got token 20, expected an id from 0 to 19"),
@@ -107,12 +110,12 @@ def test_what_makes_no_sense(make: Any, message: str) -> None:
 def test_numbers_of_numpy_are_numbers() -> None:
     two: Any = np.int64(2)
     assert np.array_equal(
-        presence(np.float32(0.5), skip=two)(LOGITS, TOKENS, 0), presence(0.5, skip=2)(LOGITS, TOKENS, 0)
+        loose.presence(np.float32(0.5), skip=two)(LOGITS, TOKENS, 0), presence(0.5, skip=2)(LOGITS, TOKENS, 0)
     )
     rows: Any = np.array([6, 3])
     assert np.array_equal(frequency(1.0, skip=rows)(LOGITS, TOKENS, 1), frequency(1.0, skip=3)(LOGITS, TOKENS, 1))
     begin: Any = np.int64(6)
-    assert np.flatnonzero(np.isfinite(force([np.int64(4)], begin=begin)(LOGITS, TOKENS, 0))).tolist() == [4]
+    assert np.flatnonzero(np.isfinite(loose.force([np.int64(4)], begin=begin)(LOGITS, TOKENS, 0))).tolist() == [4]
 
 
 def test_an_id_of_no_token_is_an_error_with_its_place() -> None:

@@ -351,6 +351,18 @@ def trace_view(
         command(ViewOptions(file, out, show, pair, target, port, ids, as_json))
 
 
+@trace.command("expect")
+def trace_expect(
+    file: Annotated[str, typer.Argument(help="A trace that `trace record --keep 0` made.")],
+    as_json: Json = False,
+) -> None:
+    """Say how much every rule would keep of a trace's blocks, worked out from p and q without drawing."""
+    from dflash_fn.cli.trace_expect import expect as command
+
+    with exits.handled():
+        command(file, as_json=as_json)
+
+
 @policies.command("list")
 def policies_list(as_json: Json = False) -> None:
     """List the policies that have names: lossless or not, whether they need q, and where they come from."""

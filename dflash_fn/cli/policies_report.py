@@ -29,7 +29,7 @@ INDENT = (0, 0, 0, 2)
 NOTES = (
     TAU_DEFINITION + "; gain: over the first policy, text by text",
     "divergence: total variation of a judged slot's law from p. proven: 0 by enumeration; exact: along the path",
-    "surprise: mean of -log p(x) - H(p) in nats a token; beyond its interval (by its variance under p) the law is another",
+    "surprise: mean of -log p(x) - H(p) in nats a token; beyond its interval (its variance under p) the law is not p",
 )
 
 

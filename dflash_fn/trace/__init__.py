@@ -7,6 +7,7 @@ is documented field by field in docs/explanation/trace-format.md.
 """
 
 from dflash_fn.trace.checking import check_trace
+from dflash_fn.trace.expecting import expected_by_rule, whole_laws
 from dflash_fn.trace.files import read_trace, write_trace
 from dflash_fn.trace.recording import record
 from dflash_fn.trace.records import CacheView, LawsView, LogitsView, RowStart, RowStep, Trace
@@ -23,8 +24,10 @@ __all__ = [
     "RowStep",
     "Trace",
     "check_trace",
+    "expected_by_rule",
     "read_trace",
     "record",
     "render_page",
+    "whole_laws",
     "write_trace",
 ]

@@ -32,8 +32,10 @@ LEGEND = {
 }
 
 
-UNREACHED = dict.fromkeys(("match", "token_rejection", "typical", "relaxed", "forced"), ", so of no account")
-UNREACHED["block_verification"] = "; the block is judged as a whole, so it had a part in how much was kept"
+UNREACHED = {
+    **dict.fromkeys(("match", "token_rejection", "typical", "relaxed", "forced"), ", so of no account"),
+    "block_verification": "; the block is judged as a whole, so it had a part in how much was kept",
+}
 """What more can be said of `Mark.UNREACHED`, by how a policy's name begins."""
 
 

@@ -67,7 +67,7 @@ AFTER = {"bans all": _bans_all, "raises": _raises, "wrong shape": lambda logits:
 """What a constraint may do once the text is over, where plain decoding never asks it."""
 
 
-@pytest.mark.parametrize(("kind", "size"), zip(AFTER, (4, 8, 2), strict=True))
+@pytest.mark.parametrize(("kind", "size"), list(zip(AFTER, (4, 8, 2), strict=True)))
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
 def test_p16_slots_behind_a_stop_token_or_a_budget_do_not_matter(
     pair: Pair, kind: str, size: int, sampling: Sampling

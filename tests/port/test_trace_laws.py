@@ -23,7 +23,17 @@ from dflash_fn.policies import (
 from dflash_fn.port import Port
 from dflash_fn.records import Pair
 from dflash_fn.sampling import Sampling, probabilities
-from dflash_fn.trace import LawsView, RowStep, Trace, check_trace, read_trace, record, write_trace
+from dflash_fn.trace import (
+    LawsView,
+    RowStep,
+    Trace,
+    check_trace,
+    expected_by_rule,
+    read_trace,
+    record,
+    whole_laws,
+    write_trace,
+)
 from tests.helpers import proposers
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign
 
@@ -100,6 +110,40 @@ def test_q_under_a_cut_is_what_tokens_are_drawn_from(pair: Pair) -> None:
         assert row.block == other.block
         np.testing.assert_array_equal(known.q, view.q)
         np.testing.assert_array_equal(known.overlap, view.overlap)
+
+
+def test_p_and_q_lead_to_what_rules_would_keep(pair: Pair, tmp_path: Path) -> None:
+    """Through a file, in the order of ids: the same numbers as from the logits themselves."""
+    policy = token_rejection(WARM)
+    write_trace(tmp_path / "a", recorded(pair, policy, top_k=None))
+    trace = read_trace(tmp_path / "a")
+    found, expected = expected_by_rule(trace), []
+    for row, _ in rows_of(trace):
+        if len(row.block) > 1:
+            p, q = whole_laws(row)
+            np.testing.assert_allclose(p, probabilities(np, whole(row.target_logits), WARM)[0], atol=1e-6)
+            np.testing.assert_allclose(q, probabilities(np, whole(row.draft_logits), WARM)[0], atol=1e-6)
+            own, drawn = (law[range(len(q)), row.block[1:]].astype(np.float64) for law in (p, q))
+            expected.append(np.cumprod(np.minimum(1, own / drawn)).sum())
+    assert found["token_rejection"] == pytest.approx(expected, abs=1e-9)
+    assert {len(blocks) for blocks in found.values()} == {len(expected)}
+
+
+@pytest.mark.parametrize("policy", [*CERTAIN[:1], match()], ids=lambda policy: policy.name)
+def test_certain_drafts_at_temperature_0_are_kept_as_they_were(pair: Pair, policy: Policy) -> None:
+    trace = recorded(pair, policy, top_k=None)
+    taken = [row.num_accepted for row, _ in rows_of(trace) if len(row.block) > 1]
+    for name, blocks in expected_by_rule(trace).items():
+        assert blocks == taken, name
+
+
+def test_laws_that_are_not_whole_or_not_there(pair: Pair) -> None:
+    trace = recorded(pair, match(), top_k=2)
+    with pytest.raises(errors.InputError, match=r"step 1, row 0: the trace keeps p and q of \d tokens a slot"):
+        expected_by_rule(trace)
+    bare = tuple(tuple(row and replace(row, laws=None) for row in rows) for rows in trace.steps)
+    with pytest.raises(errors.InputError, match="step 1, row 0: the trace has no p and q"):
+        expected_by_rule(replace(trace, steps=bare))
 
 
 def test_the_tokens_that_matter_are_there(pair: Pair) -> None:
