@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import settings
@@ -118,6 +118,8 @@ FEW = [
     DraftDesign(TargetDesign(), window=5),
     DraftDesign(TargetDesign(family="qwen3", layers=3, tied=True, window=4, vocab=37), taps=(2, 0), block_size=6),
     DraftDesign(HYBRID, taps=(1,), layers=1, causal=True, window=3, mask=0),
+    DraftDesign(replace(HYBRID, layers=2, interval=3, key_heads=2, value_heads=6, key_dim=4, value_dim=12), layers=1),
+    DraftDesign(replace(HYBRID, interval=3, kernel=5, value_heads=1, tied=True, vocab=37), taps=(2, 0), block_size=3),
 ]
 """Designs for ports that compile each shape, which takes longer than running it; other profiles draw from all."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dflash_fn.bench.holdings import bytes_held
 from dflash_fn.opening import prefill
 from dflash_fn.port import Port
 from dflash_fn.records import Cache
@@ -39,6 +41,20 @@ def bounded(cache: Cache) -> list[Any]:
 def bytes_of(cache: Cache) -> int:
     unique = {id(array): array for array in bounded(cache)}
     return sum(array.nbytes for array in unique.values())
+
+
+@pytest.mark.parametrize("length", [40, 1900])
+def test_bytes_held_are_those_of_whole_buffers(port: Port, checkpoints: Checkpoints, length: int) -> None:
+    """A draft that slides holds the buffer at the mark, and one at the end where that has moved on; each once."""
+    pair = checkpoints.pair(port, DraftDesign(window=6, layers=1))
+    state = prefill(pair, np.random.default_rng(length).integers(0, 48, length).tolist())
+    cache: Any = state.draft_cache
+    sizes = {id(array): array.shape for array in bounded(cache)}.values()
+    held = bytes_held(cache)
+    assert held == sum(4 * math.prod(shape) for shape in sizes)
+    assert held > sum(bits.values.nbytes for bits in port.export_cache(cache).values())
+    assert bytes_held(cache, cache, (cache,)) == held
+    assert bytes_held(state) == held + bytes_held(state.target_cache) + bytes_held(state.context_features)
 
 
 @pytest.mark.parametrize("design", [WINDOW, HYBRID], ids=["window", "delta-net"])

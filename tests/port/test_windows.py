@@ -15,8 +15,8 @@ from dflash_fn.port import Port
 from dflash_fn.records import Cache
 from tests.helpers import proposers
 from tests.helpers.fixtures import DTYPES, need_dtype
-from tests.helpers.reference import draft_logits
-from tests.helpers.runs import decode_plainly, differing, equal_probes, probe, run
+from tests.helpers.reference import draft_logits, target_hidden_states
+from tests.helpers.runs import decode_plainly, differing, equal_probes, probe, run, visible
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign, without_draft
 
 SLIDING = TargetDesign(family="qwen3", seed=20, layers=2, window=5, hidden=64, inner=64, head_dim=16)
@@ -47,6 +47,30 @@ def test_bits_hold_where_buffers_are_full(port: Port, checkpoints: Checkpoints, 
     found = run(prefill(lone, ids, width=8), lone, max_new_tokens=24, block_size=8, proposer=proposer)
     assert found.emitted == plain.emitted
     assert differing(found.logits[0], plain.logits[0]) == []
+
+
+@pytest.mark.parametrize("accepted", [0, 4], ids=["none accepted", "all accepted"])
+@pytest.mark.parametrize("start", [2, 3, 4, 9])
+def test_blocks_that_cross_the_windows_edge(port: Port, checkpoints: Checkpoints, start: int, accepted: int) -> None:
+    """Window 4, block 5: the text is that of all keys and a mask, and every state that of single tokens."""
+    design, count, ids = replace(SLIDING, window=4), 16, prompt_of(start)
+    text = list(ids)
+    for _ in range(count):
+        text.append(int(np.argmax(target_hidden_states(design, text)[1][-1])))
+    pair = checkpoints.pair(port, design)
+    state = prefill(pair, ids, width=5)
+    plain = decode_plainly(state, pair, count)
+    steps = -(-count // (accepted + 1))
+    found = run(
+        state, pair, max_new_tokens=count, block_size=5,
+        proposer=proposers.scripted([[*text, 0, 0, 0, 0, 0]], [[accepted]] * steps),
+    )  # fmt: skip
+    assert found.accepted()[: count // 5] == [accepted] * (count // 5)
+    assert found.emitted[0] == plain.emitted[0] == tuple(text[start:])
+    assert differing(found.logits[0], plain.logits[0]) == []
+    for one in found.states:
+        alike = plain.states[len(one.tokens[0]) - start]
+        assert equal_probes(visible(port, one.target_cache), visible(port, alike.target_cache))
 
 
 @pytest.mark.parametrize("window", [3, pytest.param(4, marks=pytest.mark.slow), 64])
