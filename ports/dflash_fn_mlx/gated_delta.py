@@ -207,7 +207,7 @@ def _between(logs: Float[mx.array, "heads tokens"]) -> Float[mx.array, "heads to
 def _after(state: mx.array, keys: mx.array, deltas: mx.array, decays: mx.array) -> mx.array:
     """Return d[1] ... d[n] S + sum of d[i + 1] ... d[n] k[i] delta[i]^T; logarithms are summed from the end."""
     logs = mx.cumsum(decays.T, axis=-1, reverse=True)
-    rest = mx.exp(mx.pad(logs[:, 1:], ((0, 0), (0, 1))))[:, :, None]
+    rest = mx.exp(mx.pad(logs[:, 1:], [(0, 0), (0, 1)]))[:, :, None]
     learnt = (keys.swapaxes(0, 1) * rest).swapaxes(1, 2) @ deltas.swapaxes(0, 1)
     return mx.exp(logs[:, 0])[:, None, None] * state + learnt
 
