@@ -149,7 +149,9 @@ class CacheMachine(RuleBasedStateMachine):
         for cache, naive in kept:
             assert cache.lengths == tuple(map(len, naive.rows))
             assert cache.marks == naive.marks
-            assert kv.attended(cache) >= max(cache.lengths)
+            span = kv.attended(kv.Family(cache, cache))
+            assert (max(span.firsts), span.positions) == (0, span.firsts)
+            assert span.count >= max(cache.lengths)
             for row, numbers in enumerate(naive.rows):
                 expected = torch.tensor(numbers, dtype=torch.float32)[:, None].expand(-1, DIM)
                 for layer in range(LAYERS):
