@@ -157,9 +157,10 @@ def test_a_link_is_followed(saved: Path, pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link, place = tmp_path / "link", tmp_path / "elsewhere" / "state"
     link.symlink_to(place)
-    dflash_fn.save_state(link, dflash_fn.load_state(saved, pair), pair)
+    state = dflash_fn.load_state(saved, pair)
+    dflash_fn.save_state(link, state, pair)
     assert link.is_symlink()
-    assert place.read_bytes() == saved.read_bytes()
+    assert dflash_fn.load_state(place, pair).tokens == state.tokens
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
