@@ -15,7 +15,7 @@ from dflash_fn.records import Pair
 from dflash_fn.registry import get_port, port_names
 from dflash_fn.sources import Source, resolve
 
-__all__ = ["check_pair", "check_tokenizer", "load_pair", "load_zoo"]
+__all__ = ["check_pair", "check_tokenizer", "load_pair", "load_zoo", "read_tokenizer"]
 
 LEAST_TOKENIZER_SHARE = 0.9
 """Vocabularies are padded to round numbers, never by a tenth: a smaller tokenizer belongs to another model."""
@@ -66,7 +66,7 @@ def load_pair(
     draft_spec = parse_draft(draft_source.config, name=draft_source.name) if draft_source else None
     if draft_spec:
         check_pair(spec, draft_spec)
-    words = _tokenizer(engine, source, tokenizer)
+    words = read_tokenizer(engine, source, tokenizer)
     if words is not None:
         check_tokenizer(spec, words, draft_source)
     loaded = engine.load_target(source, spec, dtype=dtype, device=device)
@@ -160,7 +160,12 @@ def _resolved(port: Port, source: Any, role: str) -> Source:
     return Source(type(source).__name__, config, obj=source)
 
 
-def _tokenizer(port: Port, source: Source, given: Any) -> Any:
+def read_tokenizer(port: Port, source: Source, given: Any = None) -> Any:
+    """Return the tokenizer that is given, or the one of its folder or else the source's; None if that holds none.
+
+    Raises:
+        CheckpointError: the folder's tokenizer cannot be read.
+    """
     if given is not None and not isinstance(given, (str, Path)):
         return given
     folder = Path(given) if given is not None else source.folder

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from dflash_fn import errors
-from dflash_fn.config import TargetSpec
-from dflash_fn.load import load_pair
+from dflash_fn.config import TargetSpec, parse_target
+from dflash_fn.load import load_pair, read_tokenizer
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
 from dflash_fn.proposers import lookup_or_draft, ngrams
 from dflash_fn.records import Pair, Proposer
+from dflash_fn.registry import get_port
+from dflash_fn.sources import Source, resolve
+from dflash_fn.tolerances import UNIT
 
 __all__ = ["ENGINES", "Answer", "Recipe", "Way", "open_way", "parse"]
 
@@ -108,6 +111,8 @@ def parse(text: str) -> Recipe:
             raise errors.InputError(f"way {text!r}: got {option!r}, expected one of: {expected}")
         given[key] = _number(text, key, value) if key in ("block", "width") else value
     made = Recipe(engine, **given)
+    if made.dtype not in UNIT:
+        raise errors.InputError(f"way {text!r}: got dtype {made.dtype!r}, expected one of: {', '.join(UNIT)}")
     if made.block and made.width and made.block > made.width:
         raise errors.InputError(f"way {text!r}: got block={made.block} above width={made.width}; the block must fit in")
     if max(made.block or 1, made.width or 1) > WIDEST:
@@ -136,18 +141,19 @@ def open_way(text: str, target: str | Path, draft: str | Path | None) -> Way:
     recipe = parse(text)
     if recipe.engine == "ours":
         return _ours(text, recipe, target, draft)
-    plain = load_pair(target, None, port="torch" if recipe.engine == "transformers" else "mlx", dtype=recipe.dtype)
-    answer = _transformers(plain, recipe.dtype) if recipe.engine == "transformers" else _mlx_lm(plain, recipe.dtype)
-    return Way(text, recipe.dtype, plain.target.spec, plain.tokenizer, answer)
+    name, open_model = ("torch", _transformers) if recipe.engine == "transformers" else ("mlx", _mlx_lm)
+    port, source = get_port(name), resolve(target, role="target")
+    spec = parse_target(source.config, name=source.name)
+    return Way(text, recipe.dtype, spec, read_tokenizer(port, source), open_model(source, recipe.dtype))
 
 
 def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | None) -> Way:
     without = recipe.draft in ("none", "ngrams")
-    named = recipe.draft if recipe.draft not in ("none", "both", *PROPOSERS) else None
+    named = recipe.draft if recipe.draft not in ("none", *PROPOSERS) else None
     pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype)
     make = PROPOSERS.get(recipe.draft or "")
     block = recipe.block or (1 if recipe.draft == "none" else 8 if make and not pair.draft else pair.block_size)
-    width = recipe.width or max(block, 1)
+    width = recipe.width or block
 
     def answer(ids: Sequence[int], count: int) -> Answer:
         return _decoded(pair, ids, count, block, width, make() if make else None)
@@ -168,18 +174,13 @@ def _decoded(pair: Pair, ids: Sequence[int], count: int, block: int, width: int,
     return Answer(tokens, logits, slots)
 
 
-def _folder(pair: Pair) -> str:
-    assert pair.target.source is not None
-    return pair.target.source.name
-
-
-def _transformers(pair: Pair, dtype: str) -> Callable[[Sequence[int], int], Answer]:
+def _transformers(source: Source, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would write over what the command line says
-    model: Any = AutoModelForCausalLM.from_pretrained(_folder(pair), dtype=dtype).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(str(source.folder), dtype=dtype).eval()
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True}
 
     def answer(ids: Sequence[int], count: int) -> Answer:
@@ -197,12 +198,12 @@ def _transformers(pair: Pair, dtype: str) -> Callable[[Sequence[int], int], Answ
     return answer
 
 
-def _mlx_lm(pair: Pair, dtype: str) -> Callable[[Sequence[int], int], Answer]:
+def _mlx_lm(source: Source, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import mlx.core as mx
     import mlx_lm
     from mlx_lm.generate import generate_step
 
-    model: Any = mlx_lm.load(_folder(pair))[0]
+    model: Any = mlx_lm.load(str(source.folder))[0]
     model.set_dtype(getattr(mx, dtype))
 
     def answer(ids: Sequence[int], count: int) -> Answer:

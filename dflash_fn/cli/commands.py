@@ -192,9 +192,7 @@ def compare(
     with exits.handled():
         command(
             (first, second),
-            pair=pair,
-            target=target,
-            draft=draft,
+            load=PairOptions(pair, target, draft),
             prompts=prompts or (),
             data=data or (),
             raw=raw,

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dflash_fn.cli import exits, report, terminal
+from dflash_fn.cli.options import PairOptions, check_load
 from dflash_fn.cli.render import counted
 from dflash_fn.errors import InputError
 
@@ -24,9 +25,7 @@ __all__ = ["compare"]
 def compare(
     ways: tuple[str, str],
     *,
-    pair: str | None,
-    target: str | None,
-    draft: str | None,
+    load: PairOptions,
     prompts: Sequence[str],
     data: Sequence[str],
     raw: bool,
@@ -42,13 +41,14 @@ def compare(
     from dflash_fn.bench.compare import compare as compare_ways
     from dflash_fn.bench.ways import open_way, parse
 
+    check_load(load)
     if max_new_tokens < 1:
         raise InputError(f"--max-new-tokens: got {max_new_tokens}, expected 1 or more")
     for text in ways:
         parse(text)
-    place, own = _places(pair, target)
+    places = _places(load)
     with terminal.status("loading both ways"):
-        first, second = (open_way(text, place, draft or own) for text in ways)
+        first, second = (open_way(text, *places) for text in ways)
     rows = _prompts(first, prompts, data, raw)
     found: list[Compared] = []
     with terminal.progress("comparing", len(rows)) as advance:
@@ -63,16 +63,14 @@ def compare(
         raise typer.Exit(exits.DIFFERENT)
 
 
-def _places(pair: str | None, target: str | None) -> tuple[Any, Any]:
+def _places(load: PairOptions) -> tuple[Any, Any]:
+    """Return the target's place and the draft's, that of a zoo pair where none is given."""
     from dflash_fn import zoo
-    from dflash_fn.cli.options import DEFAULT_PAIR
 
-    if pair is not None and target is not None:
-        raise InputError("--pair and --target exclude each other")
-    if target is not None:
-        return target, None
-    files = zoo.fetch(pair or DEFAULT_PAIR)
-    return files.target, files.draft
+    if load.zoo_name is None:
+        return load.target, load.draft
+    files = zoo.fetch(load.zoo_name)
+    return files.target, load.draft or files.draft
 
 
 def _prompts(way: Way, prompts: Sequence[str], data: Sequence[str], raw: bool) -> list[tuple[str, list[int]]]:

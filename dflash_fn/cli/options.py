@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dflash_fn.cli import stdin
 from dflash_fn.cli.policy import PolicyOptions
-from dflash_fn.errors import InputError
+from dflash_fn.container import check_file_place
+from dflash_fn.errors import CacheFolderError, InputError
 
 __all__ = ["DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
 
@@ -128,8 +129,10 @@ def check_place(flag: str, path: str) -> None:
     folder = Path(path).parent
     if Path(path).is_dir():
         raise InputError(f"{flag}: {path} is a folder; give the name of a file")
-    if Path(path).exists() and not Path(path).is_file():
-        raise InputError(f"{flag}: {path} is a device or a pipe, which cannot be replaced; give the name of a file")
+    try:
+        check_file_place(Path(path))
+    except CacheFolderError as error:
+        raise InputError(f"{flag}: {error}") from None
     if not folder.is_dir():
         raise InputError(f"{flag} {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
