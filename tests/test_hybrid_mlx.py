@@ -140,6 +140,15 @@ class Words:
         finalize = staticmethod(lambda: None)
 
 
+@pytest.fixture
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Upstream's mlx code, reading folders and asking for no words."""
+    made = pytest.importorskip("dflash.model_mlx", reason="needs upstream's package")
+    monkeypatch.setattr(made, "snapshot_download", lambda name, **_: name)
+    monkeypatch.setattr(made, "TokenizerWrapper", Words)
+    return made
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize(
     "target",
@@ -149,10 +158,7 @@ class Words:
     ],
     ids=["llama", "qwen3"],
 )
-def test_plain_targets_too(target: TargetDesign, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    upstream = pytest.importorskip("dflash.model_mlx", reason="needs upstream's package")
-    monkeypatch.setattr(upstream, "snapshot_download", lambda name, **_: name)
-    monkeypatch.setattr(upstream, "TokenizerWrapper", Words)
+def test_plain_targets_too(target: TargetDesign, checkpoints: Checkpoints, upstream: Any) -> None:
     design = DraftDesign(target=target, inner=64, head_dim=16, block_size=5, taps=(0, 1), mask=3)
     folder = checkpoints.folder(target)
     draft, model = upstream.load_draft(str(checkpoints.folder(design))), mlx_model(folder)
@@ -162,12 +168,9 @@ def test_plain_targets_too(target: TargetDesign, checkpoints: Checkpoints, monke
 @pytest.mark.oracle
 @pytest.mark.parametrize("options", [{}, {"window": 4}, {"window": 6, "causal": False}], ids=["full", "mixed", "both"])
 def test_tokens_and_accepted_counts_are_upstreams(
-    folder: Path, checkpoints: Checkpoints, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    folder: Path, checkpoints: Checkpoints, options: dict[str, Any], upstream: Any
 ) -> None:
     """With a window below the block size and no causality, upstream's two ports differ: this one sees all the block."""
-    upstream = pytest.importorskip("dflash.model_mlx", reason="needs upstream's package")
-    monkeypatch.setattr(upstream, "snapshot_download", lambda name, **_: name)
-    monkeypatch.setattr(upstream, "TokenizerWrapper", Words)
     design = replace(DRAFT, **options)
     draft, model = upstream.load_draft(str(checkpoints.folder(design))), mlx_model(folder)
     pair = dflash_fn.load_pair(folder, checkpoints.folder(design), port="mlx")

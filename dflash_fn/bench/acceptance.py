@@ -1,22 +1,23 @@
 """tau of the lossless rules at temperature > 0, side by side on the same prompts and seeds.
 
 The match rule with drafts that know nothing of the target's random numbers, with a shared uniform and with shared
-Gumbel noise; token rejection; block verification. Intervals are 95 %, from the jackknife over (prompt, seed): steps of
-one text are not independent, texts are. Beside them stands what each rule would keep on the blocks of the token
-rejection run, worked out from p and q without drawing (`dflash_fn.expected`).
+Gumbel noise; token rejection; block verification. Intervals are 95 %, from the jackknife over (prompt, seed), of five
+or more (`dflash_fn.bench.estimates`): steps of one text are not independent, texts are. Beside them stands what each
+rule would keep on the blocks of the token rejection run, worked out from p and q without drawing
+(`dflash_fn.expected`).
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dflash_fn.bench.common import add_pair_options, load, markdown, prompt_ids, read_rows, track
+from dflash_fn.bench.estimates import Estimate, ratio
 from dflash_fn.expected import ACCEPTANCE, expected_accepted
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
@@ -24,7 +25,7 @@ from dflash_fn.policies import Policy, block_verification, match, token_rejectio
 from dflash_fn.records import Array, Pair, Verdict
 from dflash_fn.sampling import Sampling, probabilities
 
-__all__ = ["Way", "interval", "main"]
+__all__ = ["Way", "main"]
 
 
 @dataclass(slots=True)
@@ -71,23 +72,6 @@ def recording(policy: Policy, pair: Pair, sampling: Sampling, kept: dict[str, li
     return replace(policy, rule=rule)
 
 
-def interval(texts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Return tau over all texts and half the width of its 95 % interval, by the jackknife over texts.
-
-    Example:
-        >>> tau, half = interval([(4, 2), (6, 2), (5, 2)])
-        >>> round(tau, 3), round(half, 3)
-        (2.5, 0.566)
-    """
-    tokens, steps = (sum(column) for column in zip(*texts, strict=True))
-    if len(texts) < 2:
-        return tokens / steps, math.inf
-    left_out = [(tokens - own) / (steps - taken) for own, taken in texts]
-    mean, count = sum(left_out) / len(left_out), len(left_out)
-    spread = sum((value - mean) ** 2 for value in left_out) * (count - 1) / count
-    return tokens / steps, 1.96 * math.sqrt(spread)
-
-
 def _run(way: Way, policy: Policy, pair: Pair, ids: list[int], seed: int, options: argparse.Namespace) -> None:
     state = prefill(pair, ids, seed=seed)
     begun = time.perf_counter()
@@ -129,13 +113,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _report(made: dict[str, Way], kept: dict[str, list[float]]) -> None:
     rows = []
     for name, way in made.items():
-        tau, half = interval(way.texts)
+        tau = ratio(way.texts)
         blocks = kept[way.key] if way.key else []
         mean = f"{sum(blocks) / len(blocks):.3f}" if blocks else ""
         steps = sum(taken for _, taken in way.texts)
-        rows.append([name, f"{tau:.3f} ± {half:.3f}", mean, steps, f"{1e3 * way.seconds / steps:.0f}"])
+        rows.append([name, _written(tau), mean, steps, f"{1e3 * way.seconds / steps:.0f}"])
     head = ["rule", "tau", "expected on token rejection's blocks", "steps", "ms a step"]
     print(markdown(head, rows))  # noqa: T201
+
+
+def _written(tau: Estimate | None) -> str:
+    if tau is None:
+        return "-"
+    return f"{tau.value:.3f}" if tau.half is None else f"{tau.value:.3f} ± {tau.half:.3f}"
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ from typing import Any
 from dflash_fn.draws import total
 from dflash_fn.policies.base import Policy
 from dflash_fn.policies.blocks import at_tokens
-from dflash_fn.policies.drafting import inverse
-from dflash_fn.policies.token_rejection import recovered
+from dflash_fn.policies.token_rejection import by_rejection, recovered
 from dflash_fn.records import Array, Verdict
 from dflash_fn.sampling import GREEDY, Sampling, as_sampling, probabilities
 
@@ -53,16 +52,7 @@ def block_verification(sampling: Sampling = GREEDY) -> Policy:
         weighed = xp.concat([c[:, :-1, None] * p[:, :-1, :], p[:, -1:, :]], axis=1)
         return recovered(xp, num_accepted, weighed, q, uniforms["recover"])
 
-    return Policy(
-        f"block_verification, {sampling}",
-        rule,
-        lossless=True,
-        needs_q=True,
-        streams=("accept", "recover"),
-        sampling=sampling,
-        drafting=inverse(sampling, "draft"),
-        invariant=sampling.temperature == 0,
-    )
+    return by_rejection("block_verification", rule, sampling)
 
 
 def carried(xp: Any, drafted: Array, p: Array, q: Array) -> tuple[Array, Array]:

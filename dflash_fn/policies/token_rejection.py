@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dflash_fn.draws import draw, total
-from dflash_fn.policies.base import Policy
+from dflash_fn.policies.base import Policy, Rule
 from dflash_fn.policies.blocks import at_slot, at_tokens, leading
 from dflash_fn.policies.drafting import inverse
 from dflash_fn.records import Array, Verdict
 from dflash_fn.sampling import GREEDY, Sampling, as_sampling, probabilities
 
-__all__ = ["recovered", "token_rejection"]
+__all__ = ["by_rejection", "recovered", "token_rejection"]
 
 
 def token_rejection(sampling: Sampling = GREEDY) -> Policy:
@@ -46,8 +46,13 @@ def token_rejection(sampling: Sampling = GREEDY) -> Policy:
         num_accepted = leading(xp, kept, drafted)
         return recovered(xp, num_accepted, p, q, uniforms["recover"])
 
+    return by_rejection("token_rejection", rule, sampling)
+
+
+def by_rejection(name: str, rule: Rule, sampling: Sampling) -> Policy:
+    """Return a lossless policy that judges draws of the draft's own against q, and draws anew after a rejection."""
     return Policy(
-        f"token_rejection, {sampling}",
+        f"{name}, {sampling}",
         rule,
         lossless=True,
         needs_q=True,
