@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_fn import errors
+from dflash_fn import errors, prompts
 from dflash_fn.container import Bits
 from dflash_fn.train import bpe, checkpoints, corpus, curve, fitting, order, overlap, packages, texts
 from dflash_fn.train.budget import Budget, asked_by_ctrl_c, parse_duration
@@ -288,14 +288,11 @@ def test_texts_near_a_prompt_are_known_whatever_their_layout() -> None:
 
 
 def test_prompts_of_all_public_schemas_are_read(shared: Path) -> None:
-    sizes = {
-        name: len(overlap.read_prompts(shared / "data" / f"{name}.jsonl"))
-        for name in ("humaneval", "gsm8k", "mt-bench")
-    }
+    sizes = {name: len(prompts.read(shared / "data" / f"{name}.jsonl")) for name in ("humaneval", "gsm8k", "mt-bench")}
     assert sizes == {"humaneval": 64, "gsm8k": 50, "mt-bench": 40}
-    assert len(overlap.read_prompts(shared / "data" / "mt-bench.jsonl")[0]) == 2
-    with pytest.raises(errors.InputError, match="row 3: got no text in any of the fields prompt"):
-        overlap.prompt_of({"text": "?"}, "row 3")
+    assert len(prompts.read(shared / "data" / "mt-bench.jsonl")[0]) == 2
+    with pytest.raises(errors.InputError, match="row 3: has none of the fields prompt"):
+        prompts.turns_of({"text": "?"}, "row 3")
 
 
 def source(*names: str) -> str:

@@ -16,12 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dflash_fn.bench.common import add_pair_options, load, markdown, prompt_ids, read_rows, track
+from dflash_fn.bench.common import add_pair_options, load, markdown, prompt_ids, track
 from dflash_fn.bench.estimates import Estimate, ratio
 from dflash_fn.expected import ACCEPTANCE, expected_accepted
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
 from dflash_fn.policies import Policy, block_verification, match, token_rejection
+from dflash_fn.prompts import read_rows
 from dflash_fn.records import Array, Pair, Verdict
 from dflash_fn.sampling import Sampling, probabilities
 

@@ -1,11 +1,8 @@
-"""Prompts, pairs and tables that the benchmarks share."""
+"""Pairs, prompts as tokens and tables that the benchmarks share."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
-import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,7 @@ from dflash_fn import errors, text, zoo
 from dflash_fn.load import load_pair
 from dflash_fn.records import Pair
 
-__all__ = ["add_pair_options", "encoded", "folders", "load", "markdown", "prompt_ids", "read_rows", "track"]
-
-FIELDS = ("prompt", "question", "problem", "turns")
-"""Where the public data sets keep a row's prompt."""
+__all__ = ["add_pair_options", "encoded", "folders", "load", "markdown", "prompt_ids", "track"]
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
@@ -46,74 +40,6 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
     if draft is None:
         raise errors.InputError(f"{options.pair} has no draft of its own; give one by --draft FOLDER")
     return files.target, Path(draft)
-
-
-def read_rows(places: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (name, prompt) of the rows that `FILE`, `FILE:3` or `FILE:20-39` name.
-
-    Raises:
-        InputError: a file that is not there or cannot be read, rows that it does not have, or a row without a prompt.
-    """
-    return [row for place in places for row in _rows_of(place)]
-
-
-def _rows_of(place: str) -> Iterator[tuple[str, str]]:
-    file, first, last = _span_of(place)
-    lines = _lines_of(file)
-    last = len(lines) - 1 if last is None else last
-    if last >= len(lines) or first > last:
-        raise errors.InputError(
-            f"{place}: got rows {first} to {last}, expected rows from 0 to {len(lines) - 1}: the file has {len(lines)}"
-        )
-    for row in range(first, last + 1):
-        yield f"{Path(file).stem}/{row}", _prompt_of(lines[row], f"{file}, row {row}")
-
-
-def _span_of(place: str) -> tuple[str, int, int | None]:
-    """Return the file, its first row and its last; None where no last row is named."""
-    if Path(place).exists() or ":" not in place:
-        return place, 0, None
-    file, _, span = place.rpartition(":")
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", span, re.ASCII)
-    if found is None:
-        raise errors.InputError(f"{place}: got rows {span!r}, expected FILE, FILE:3 or FILE:20-39")
-    first, last = found.groups()
-    return file, int(first), int(last or first)
-
-
-def _lines_of(file: str) -> list[str]:
-    """Return a file's lines; splitting at line feeds alone, since JSON strings may hold other separators."""
-    try:
-        lines = Path(file).read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise errors.InputError(
-            f"{file}: cannot be read as a JSONL file ({reason}); give a file of UTF-8 text"
-        ) from None
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
-        raise errors.InputError(f"{file}: is empty; expected a JSON object a line")
-    return lines
-
-
-def _prompt_of(line: str, where: str) -> str:
-    try:
-        record: Any = json.loads(line)
-    except ValueError as error:
-        raise errors.InputError(f"{where}: is no JSON ({error}); expected a JSON object a line") from None
-    if not isinstance(record, dict):
-        raise errors.InputError(f"{where}: got JSON of type {type(record).__name__}, expected an object")
-    field = next((field for field in FIELDS if field in record), None)
-    if field is None:
-        raise errors.InputError(f"{where}: has none of the fields {', '.join(FIELDS)}")
-    value = record[field]
-    value = value[0] if isinstance(value, list) and value else value
-    if not isinstance(value, str):
-        raise errors.InputError(
-            f"{where}: field {field!r}: got {reprlib.repr(value)}, expected text, or a list that begins with text"
-        )
-    return value
 
 
 def prompt_ids(pair: Pair, prompt: str, *, raw: bool) -> list[int]:

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from dflash_fn.bench.common import add_pair_options, folders, load, markdown, prompt_ids, read_rows, track
+from dflash_fn.bench.common import add_pair_options, folders, load, markdown, prompt_ids, track
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
+from dflash_fn.prompts import read_rows
 from dflash_fn.records import Array, DecodeState, Pair, Proposer
 from dflash_fn.sources import Source, read_config
 

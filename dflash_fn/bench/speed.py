@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dflash_fn.bench.common import add_pair_options, folders, load, markdown, prompt_ids, read_rows, track
+from dflash_fn.bench.common import add_pair_options, folders, load, markdown, prompt_ids, track
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
+from dflash_fn.prompts import read_rows
 from dflash_fn.records import Pair
 
 __all__ = ["Way", "main"]

@@ -115,7 +115,7 @@ def _check(options: Options, wanted: CompareOptions) -> None:
 
 
 def _prompts(wanted: CompareOptions) -> list[tuple[str, str]]:
-    from dflash_fn.bench.common import read_rows
+    from dflash_fn.prompts import read_rows
 
     named = [(f"prompt {index}", text) for index, text in enumerate(wanted.prompts, start=1)]
     found = [*named, *read_rows(wanted.data)]

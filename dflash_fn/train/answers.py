@@ -18,12 +18,12 @@ from dflash_fn import errors
 from dflash_fn.loop import decode
 from dflash_fn.opening import prefill
 from dflash_fn.policies import match
+from dflash_fn.prompts import turns_of
 from dflash_fn.records import Pair
 from dflash_fn.sampling import Sampling
 from dflash_fn.text import Message, chat_prompt
 from dflash_fn.train.options import TextOptions
 from dflash_fn.train.order import numbers, subseed
-from dflash_fn.train.overlap import prompt_of
 
 __all__ = ["Ask", "Asked", "answer", "ask_chat", "ask_given", "ask_stream"]
 
@@ -169,7 +169,7 @@ def _given(pair: Pair, line: str, where: str) -> Asked:
     messages: list[Message] | None = record.get("messages") if isinstance(record, dict) else None
     templated = bool(getattr(pair.tokenizer, "chat_template", None))
     if messages is None:
-        (text, *_) = prompt_of(record, where)
+        (text, *_) = turns_of(record, where)
         return _user(pair.tokenizer, text) if templated else Asked(tuple(pair.tokenizer.encode(text)))
     if not templated:
         raise errors.InputError(f"{where}: holds a conversation, and the target's tokenizer has no chat template")

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from dflash_fn import errors
-
-__all__ = ["Excluded", "exclude", "prompt_of", "read_prompts"]
-
-FIELDS = ("prompt", "question", "problem", "turns")
-"""Where the public data sets keep a row's prompt; a list holds the turns of a conversation."""
+__all__ = ["Excluded", "exclude"]
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -64,32 +56,3 @@ def _words(text: str) -> list[str]:
 
 def _windows(words: list[str], size: int) -> Iterator[tuple[str, ...]]:
     return zip(*(words[first:] for first in range(size)), strict=False)
-
-
-def read_prompts(file: str | Path) -> list[list[str]]:
-    """Return the prompts of a JSONL file, each as its turns.
-
-    Raises:
-        InputError: no such file, or a row that has none of the known fields.
-    """
-    path = Path(file)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [prompt_of(json.loads(line), f"{path}, row {i}") for i, line in enumerate(lines) if line.strip()]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise errors.InputError(f"{path}: cannot be read as JSONL ({error})") from None
-
-
-def prompt_of(record: Any, where: str) -> list[str]:
-    """Return the turns of a row's prompt.
-
-    Raises:
-        InputError: the row has none of the known fields.
-    """
-    for field in FIELDS:
-        value = record.get(field) if isinstance(record, dict) else None
-        if isinstance(value, str):
-            return [value]
-        if isinstance(value, list) and value and all(isinstance(turn, str) for turn in value):
-            return value
-    raise errors.InputError(f"{where}: got no text in any of the fields {', '.join(FIELDS)}")

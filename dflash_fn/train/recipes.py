@@ -48,8 +48,8 @@ PACKAGES = (
 )
 """What the tiny targets are trained on, besides the standard library."""
 
-PROMPTS = ("../shared/data/humaneval.jsonl",)
-CHAT_PROMPTS = (*PROMPTS, "../shared/data/gsm8k.jsonl", "../shared/data/mt-bench.jsonl")
+PROMPTS = ("humaneval",)
+CHAT_PROMPTS = (*PROMPTS, "gsm8k", "mt-bench")
 
 TINY_CODE = TrainOptions(
     name="tiny-code",
@@ -59,7 +59,7 @@ TINY_CODE = TrainOptions(
         grow_from=3,
         grow_at=0.3,
         fit=FitOptions(
-            steps=5000,
+            steps=3200,
             rate=0.02,
             last_rate=0.0,
             warmup=60,
@@ -80,7 +80,7 @@ TINY_CODE = TrainOptions(
         anchors=16,
         cache="bfloat16",
         fit=FitOptions(
-            steps=7000,
+            steps=5000,
             rate=0.02,
             last_rate=0.0,
             warmup=100,
@@ -101,7 +101,7 @@ TINY_CODE_HYBRID = replace(
         TINY_CODE.target or TargetOptions(),
         architecture="qwen3_5",
         inner=416,
-        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=3600),
+        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=2400),
     ),
     draft=replace(TINY_CODE.draft, inner=512),
 )

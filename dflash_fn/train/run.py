@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dflash_fn import errors
+from dflash_fn import errors, prompts
 from dflash_fn.port import Port
 from dflash_fn.sources import resolve
 from dflash_fn.train import files
 from dflash_fn.train.budget import Budget
 from dflash_fn.train.options import TrainOptions, from_dict, to_dict
-from dflash_fn.train.overlap import Excluded, exclude, read_prompts
+from dflash_fn.train.overlap import Excluded, exclude
 from dflash_fn.train.trainer import Trainer, Trains
 
 __all__ = ["OPTIONS", "Paused", "Run", "Watch", "open_run", "source_folder"]
@@ -101,13 +101,13 @@ class Run:
         """A digest of the files that the options name: what the data depends on besides the options."""
         made = hashlib.blake2b(str(self.options.shared_words).encode(), digest_size=8)
         for name in (*self.options.exclude, *self.options.text.files):
-            made.update(hashlib.blake2b(Path(name).read_bytes()).digest())
+            made.update(hashlib.blake2b(prompts.find(name).read_bytes()).digest())
         return made.hexdigest()
 
     def excluded(self) -> Excluded:
         """Return what may not be in the data."""
-        prompts = [turn for file in self.options.exclude for turns in read_prompts(file) for turn in turns]
-        return exclude(prompts, self.options.shared_words)
+        known = [turn for file in self.options.exclude for turns in prompts.read(file) for turn in turns]
+        return exclude(known, self.options.shared_words)
 
 
 def source_folder(source: str) -> Path:
@@ -168,12 +168,12 @@ def open_run(
 def _check_files(options: TrainOptions) -> None:
     """Look at the files that the run will read, before hours have gone by."""
     for name in (*options.exclude, *options.eval.prompts):
-        if not Path(name).is_file():
+        if not prompts.find(name).is_file():
             raise errors.InputError(
                 f"{name}: no such file of prompts to keep out or to measure on; name others "
                 "(exclude, eval.prompts; on the command line --exclude FILE)"
             )
-        read_prompts(name)
+        prompts.read(name)
     for name in options.text.files:
         if not Path(name).is_file():
             raise errors.InputError(f"text.files: {name}: no such file")
