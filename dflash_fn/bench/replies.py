@@ -1,0 +1,59 @@
+"""What a benchmark asks, of whom, and what it gets: the same records for a pair in this process and for a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dflash_fn.text import Message
+
+__all__ = ["Ask", "Reply", "Subject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, what it took, or why there is none.
+
+    Attributes:
+        text: of the answer; what had come where `error` is set.
+        tokens: how many were emitted.
+        seconds: from the question to the last token, prompt included.
+        first: seconds from the question to the first token; None where none came.
+        emitted: how many tokens each step emitted, without the first token's; empty where there are no steps, or a
+            server does not tell.
+        parts: seconds of all steps by what they were spent on (`draft`, `verify`, `select`, `overhead`); empty where
+            that is not known.
+        error: why there is no whole answer, for the report; None where there is one.
+    """
+
+    text: str
+    tokens: int
+    seconds: float
+    first: float | None = None
+    emitted: tuple[int, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+Ask = Callable[[Sequence[Message], int], Reply]
+"""Takes a conversation that ends with a user's message, and the most tokens to answer with.
+
+Never raises for what goes wrong with one question (a server that dies, answers nonsense or stalls): its reply says so.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A way of decoding that a benchmark measures.
+
+    Attributes:
+        name: for tables.
+        ask: answers one question.
+        concurrency: how many questions to ask at once; 1 for a pair in this process.
+        lossless: whether its greedy text is to equal that of decoding without a draft.
+    """
+
+    name: str
+    ask: Ask
+    concurrency: int = 1
+    lossless: bool = True
