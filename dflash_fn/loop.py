@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from dflash_fn import inputs
+from dflash_fn import errors, inputs
 from dflash_fn.checks import check_count
 from dflash_fn.origin import check_state
 from dflash_fn.policies import Policy
-from dflash_fn.records import DecodeState, Pair, Proposer, StepInfo, StopReason
+from dflash_fn.records import DecodeState, Pace, Pair, Proposer, StepInfo, StopReason
 from dflash_fn.steps import Room, step
 
 __all__ = ["decode", "rounds"]
@@ -25,7 +25,7 @@ def decode(
     policy: Policy | None = None,
     max_new_tokens: int = 256,
     stop_token_ids: int | Iterable[int] | None = None,
-    block_size: int | None = None,
+    block_size: int | Pace | None = None,
     proposer: Proposer | None = None,
 ) -> DecodeState:
     """Emit tokens until every row has stopped, and return the state then.
@@ -36,7 +36,8 @@ def decode(
         policy: which drafted tokens are kept; None takes `policies.match()`, which is lossless.
         max_new_tokens: how many tokens each row may emit in this call.
         stop_token_ids: ids that end a row, themselves included; None takes the target's own, () takes none.
-        block_size: B, at most the state's width; None takes the draft's; 1 is plain decoding.
+        block_size: B, at most the state's width; None takes the draft's; 1 is plain decoding. A pace, such as that of
+            `pacing.auto`, chooses it anew for each step.
         proposer: a function to ask in place of the draft.
 
     Returns:
@@ -45,7 +46,7 @@ def decode(
 
     Raises:
         InputError: a negative budget, a block size above the width, a stop id that the target does not have; a state
-            of another pair; what is no policy or no function.
+            of another pair; what is no policy or no function; a pace with a policy that is not invariant.
         NonFiniteError: a model's logits hold NaN or infinity.
 
     Guarantees:
@@ -85,7 +86,7 @@ def rounds(
     policy: Policy | None = None,
     max_new_tokens: int = 256,
     stop_token_ids: int | Iterable[int] | None = None,
-    block_size: int | None = None,
+    block_size: int | Pace | None = None,
     proposer: Proposer | None = None,
     logprobs: bool = False,
 ) -> Iterator[tuple[DecodeState, StepInfo]]:
@@ -103,8 +104,8 @@ def rounds(
     rule = inputs.as_policy(policy)
     budget = check_count("max_new_tokens", max_new_tokens, least=0)
     stop_ids = inputs.as_stop_ids(pair, stop_token_ids)
-    size = inputs.check_block_size(pair, block_size, state.width)
-    return _rounds(_reopened(state, pair), pair, rule, budget, stop_ids, size, proposer, logprobs)
+    pace = _paced(pair, block_size, state.width, rule)
+    return _rounds(_reopened(state, pair), pair, rule, budget, stop_ids, pace, proposer, logprobs)
 
 
 def _rounds(
@@ -113,7 +114,7 @@ def _rounds(
     policy: Policy,
     budget: int,
     stop_ids: frozenset[int],
-    size: int,
+    pace: Pace,
     proposer: Proposer | None,
     logprobs: bool,
 ) -> Iterator[tuple[DecodeState, StepInfo]]:
@@ -129,11 +130,39 @@ def _rounds(
             policy=policy,
             room=room,
             stop_token_ids=stop_ids,
-            block_size=size,
+            block_size=pace.block_size,
             proposer=proposer,
             logprobs=logprobs,
         )
+        pace = pace.after(info)
         yield state, info
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """The pace that a number is."""
+
+    block_size: int
+
+    @property
+    def largest(self) -> int:
+        return self.block_size
+
+    def after(self, info: StepInfo) -> _Fixed:
+        del info
+        return self
+
+
+def _paced(pair: Pair, block_size: int | Pace | None, width: int, policy: Policy) -> Pace:
+    if not isinstance(block_size, Pace):
+        return _Fixed(inputs.check_block_size(pair, block_size, width))
+    inputs.check_block_size(pair, block_size.largest, width)
+    if not policy.invariant:
+        raise errors.InputError(
+            f"block_size: got a pace with policy {policy.name!r}, which judges whole blocks: its text would hang on "
+            "how fast the machine is; give a number, or an invariant policy such as match()"
+        )
+    return block_size
 
 
 def _room(pair: Pair, ids: tuple[int, ...], begun: int, budget: int) -> Room:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
@@ -24,6 +24,7 @@ __all__ = [
     "DecodeState",
     "Model",
     "Origin",
+    "Pace",
     "Pair",
     "Progress",
     "Proposal",
@@ -249,6 +250,25 @@ class StepInfo:
     num_accepted: tuple[int | None, ...]
     logits: Array
     logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+
+
+@runtime_checkable
+class Pace(Protocol):
+    """What chooses the block size of each step; a value, like a state. See `dflash_fn.pacing`."""
+
+    @property
+    def block_size(self) -> int:
+        """B of the next step."""
+        ...
+
+    @property
+    def largest(self) -> int:
+        """The largest B that it may choose; the state's width must have room for it."""
+        ...
+
+    def after(self, info: StepInfo) -> Pace:
+        """Return the pace after one more step."""
+        ...
 
 
 Proposer: TypeAlias = Callable[[DecodeState, Pair, int], Array]

@@ -29,8 +29,8 @@ TARGET, DRAFT = str(TINY_CODE / "target"), str(TINY_CODE / "draft")
 PROMPT = "import random"
 FEW = ("--max-new-tokens", "12")
 KEYS = [
-    "text", "tokens", "prompt_tokens", "finish_reason", "steps", "num_accepted", "tau", "ttft_s", "tpot_s",
-    "tokens_per_s", "pair", "port", "dtype", "device", "block_size", "width", "seed",
+    "text", "tokens", "prompt_tokens", "finish_reason", "steps", "num_accepted", "block_sizes", "tau", "ttft_s",
+    "tpot_s", "tokens_per_s", "pair", "port", "dtype", "device", "block_size", "width", "seed",
     "policy",
 ]  # fmt: skip
 NOTHING = {
@@ -823,3 +823,22 @@ def test_a_draft_can_be_given_to_doctor(monkeypatch):
     monkeypatch.setattr(prove, "NUM_TOKENS", 4)
     result, value = invoke_json("doctor", "--prove", "--target", TARGET, "--draft", DRAFT, "--device", "cpu")
     assert (result.exit_code, len(value["prove"]), value["device"]) == (0, 4, "cpu")
+
+
+def test_a_chosen_block_size_leaves_the_text(pair):
+    result, value = invoke_json("generate", PROMPT, *FEW, "--block-size", "auto", "--check")
+    plain = dflash_fn.decode(dflash_fn.prefill(pair, PROMPT), pair, max_new_tokens=12, block_size=1)
+    assert result.exit_code == 0
+    assert value["tokens"] == list(plain.tokens[0][-12:])
+    assert len(value["block_sizes"]) == value["steps"]
+    assert set(value["block_sizes"]) <= {1, 2, 4, 8}
+    assert value["check"]["logits_identical"]
+
+
+def test_a_block_size_that_is_none_and_one_that_its_policy_does_not_allow():
+    result = invoke("generate", PROMPT, "--block-size", "eight")
+    assert result.exit_code == 2
+    assert "'eight' is neither a number nor 'auto'" in result.output
+    result = invoke("generate", PROMPT, "--block-size", "auto", "--policy", "token_rejection", "--temperature", 1)
+    assert result.exit_code == 2
+    assert "--block-size auto: policy 'token_rejection, T=1' judges whole blocks" in result.stderr

@@ -14,7 +14,7 @@ from dflash_fn.text import TextStream, feed, flush
 
 if TYPE_CHECKING:
     from dflash_fn.policies import Policy
-    from dflash_fn.records import DecodeState, Pair, StepInfo
+    from dflash_fn.records import DecodeState, Pace, Pair, StepInfo
 
 __all__ = ["Answer", "Write", "decode_answer", "digests_of", "extended", "opened", "silent"]
 
@@ -107,7 +107,7 @@ def decode_answer(
     pair: Pair,
     *,
     max_new_tokens: int,
-    block_size: int,
+    block_size: int | Pace,
     seconds: float,
     write: Write = silent,
     continues: bool = False,
@@ -121,7 +121,7 @@ def decode_answer(
         state: of one row.
         pair: target, draft and port.
         max_new_tokens: budget of the answer.
-        block_size: B.
+        block_size: B, or what chooses it.
         seconds: that `state` took.
         write: gets the text piece by piece; the pieces are the answer's text.
         continues: whether the text goes on from the prompt's, or starts anew as a chat's answer does.

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from dflash_fn.cli import exits, render, saved, stdin, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, extended, opened
-from dflash_fn.cli.options import Options, check_options, read_prompt
+from dflash_fn.cli.block_size import pace_of
+from dflash_fn.cli.options import AUTO, Options, check_options, read_prompt
 from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
 from dflash_fn.cli.policy import policy_of
 from dflash_fn.errors import InputError
@@ -75,7 +76,7 @@ def chat(options: Options) -> None:
         DflashError: of any kind but those.
     """
     check_options(options)
-    policy_of(options.policy)
+    policy_of(options.policy, paced=options.block_size == AUTO)
     stdin.source()
     load = saved.pair_of(options)
     first = read_prompt(options.prompt) if options.prompt is not None else None
@@ -125,7 +126,7 @@ def _turn(setup: Setup, so_far: Conversation, line: str) -> Conversation:
             state,
             pair,
             max_new_tokens=options.max_new_tokens,
-            block_size=setup.block_size,
+            block_size=pace_of(options, state, pair, setup.block_size),
             seconds=seconds,
             write=write,
             continues=setup.raw,

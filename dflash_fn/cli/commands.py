@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from dflash_fn import __version__
 from dflash_fn.cli import exits
+from dflash_fn.cli.block_size import block_size as read_block_size
 from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
 from dflash_fn.cli.policy import PolicyOptions
 
@@ -39,6 +40,15 @@ Dtype = Annotated[
 ]
 BlockSize = Annotated[
     int | None, typer.Option("--block-size", metavar="B", help="Block size; 1 drafts nothing. [default: the draft's]")
+]
+PacedBlockSize = Annotated[
+    Any,
+    typer.Option(
+        "--block-size",
+        metavar="B|auto",
+        parser=read_block_size,
+        help="Block size; 1 drafts nothing, auto chooses it as it goes. [default: the draft's]",
+    ),
 ]
 Width = Annotated[
     int | None, typer.Option("--width", metavar="W", help="Rows that every verification runs, B or more.")
@@ -96,7 +106,7 @@ def generate(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
-    block_size: BlockSize = None,
+    block_size: PacedBlockSize = None,
     width: Width = None,
     max_new_tokens: Budget = 128,
     raw: Raw = False,

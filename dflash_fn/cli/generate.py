@@ -9,15 +9,16 @@ import typer
 
 from dflash_fn.cli import exits, render, report, saved, terminal
 from dflash_fn.cli.answer import Answer, Write, decode_answer, opened, silent
+from dflash_fn.cli.block_size import pace_of
 from dflash_fn.cli.check import INTERRUPTED, Check, NotChecked, check_against_plain, nothing_to_check, warm_up
-from dflash_fn.cli.options import Options, check_options, read_prompt
+from dflash_fn.cli.options import AUTO, Options, check_options, read_prompt
 from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
 from dflash_fn.cli.policy import policy_of
 from dflash_fn.text import chat_prompt
 
 if TYPE_CHECKING:
     from dflash_fn.policies import Policy
-    from dflash_fn.records import DecodeState, Pair
+    from dflash_fn.records import DecodeState, Pace, Pair
 
 __all__ = ["generate"]
 
@@ -49,7 +50,7 @@ def generate(options: Options) -> None:
         DflashError: of any kind.
     """
     check_options(options)
-    policy = policy_of(options.policy, check=options.check)
+    policy = policy_of(options.policy, check=options.check, paced=options.block_size == AUTO)
     load = saved.pair_of(options)
     text = read_prompt(options.prompt) if options.prompt is not None else None
     pair = open_pair(load, needs_draft=asks_for_draft(options))
@@ -58,7 +59,8 @@ def generate(options: Options) -> None:
         begun = _begun(options, pair, text or "", raw) if options.resume is None else _resumed(options, pair, text, raw)
         if options.check:
             warm_up(begun.state, pair, block_size=begun.block_size, policy=policy)
-    answer = _answered(options, pair, policy, begun)
+        pace = pace_of(options, begun.state, pair, begun.block_size)
+    answer = _answered(options, pair, policy, begun, pace)
     check = _checked(options, pair, policy, begun, answer) if options.check else None
     if options.json:
         report.print_object(report.answer_object(pair, answer, policy, block_size=begun.block_size, check=check))
@@ -85,22 +87,22 @@ def _resumed(options: Options, pair: Pair, text: str | None, raw: bool) -> Begun
     return Begun(state, seconds, shown, raw or text is None, saved.block_size(options, pair, state))
 
 
-def _answered(options: Options, pair: Pair, policy: Policy, begun: Begun) -> Answer:
+def _answered(options: Options, pair: Pair, policy: Policy, begun: Begun, pace: int | Pace) -> Answer:
     if options.json:
-        return _decoded(options, pair, policy, begun, silent)
+        return _decoded(options, pair, policy, begun, pace, silent)
     with terminal.whole_lines() as write:
         write(begun.shown, dim=True)
-        answer = _decoded(options, pair, policy, begun, write)
+        answer = _decoded(options, pair, policy, begun, pace, write)
     render.show_answer(terminal.console(), answer, drafts=pair.draft is not None)
     return answer
 
 
-def _decoded(options: Options, pair: Pair, policy: Policy, begun: Begun, write: Write) -> Answer:
+def _decoded(options: Options, pair: Pair, policy: Policy, begun: Begun, pace: int | Pace, write: Write) -> Answer:
     return decode_answer(
         begun.state,
         pair,
         max_new_tokens=options.max_new_tokens,
-        block_size=begun.block_size,
+        block_size=pace,
         seconds=begun.seconds,
         write=write,
         continues=begun.continues,

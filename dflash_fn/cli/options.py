@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dflash_fn.cli import stdin
 from dflash_fn.cli.policy import PolicyOptions
 from dflash_fn.container import check_file_place
 from dflash_fn.errors import CacheFolderError, InputError
 
-__all__ = ["DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
+__all__ = ["AUTO", "DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
+
+AUTO = "auto"
+"""The word in place of a block size that lets `pacing.auto` choose."""
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -54,13 +58,18 @@ class Options:
     check: bool = False
     raw: bool = False
     json: bool = False
-    block_size: int | None = None
+    block_size: int | Literal["auto"] | None = None
     width: int | None = None
     max_new_tokens: int = 128
     seed: int | None = None
     save_state: str | None = None
     resume: str | None = None
     policy: PolicyOptions = field(default_factory=PolicyOptions)
+
+    @property
+    def given_block(self) -> int | None:
+        """The block size that was given as a number."""
+        return None if self.block_size == AUTO else self.block_size
 
     @property
     def first_seed(self) -> int:
@@ -93,7 +102,7 @@ def check_load(load: PairOptions) -> None:
 def _check_numbers(options: Options) -> None:
     bounds = {
         "--max-new-tokens": (options.max_new_tokens, 0),
-        "--block-size": (options.block_size, 1),
+        "--block-size": (options.given_block, 1),
         "--width": (options.width, 1),
         "--seed": (options.seed, 0),
     }
@@ -102,7 +111,7 @@ def _check_numbers(options: Options) -> None:
             raise InputError(f"{flag}: got {value}, expected {least} or more")
     if options.first_seed >= 2**64:
         raise InputError(f"--seed: got {options.seed}, expected less than 2**64")
-    if options.width is not None and options.block_size is not None and options.width < options.block_size:
+    if options.width is not None and options.width < (options.given_block or 0):
         raise InputError(f"--width {options.width} is below --block-size {options.block_size}; the block must fit in")
 
 

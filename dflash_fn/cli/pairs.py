@@ -83,7 +83,7 @@ def asks_for_draft(options: Options) -> str:
     """Return which of the flags of a run makes no sense without a draft, and why; "" if none does."""
     if options.check:
         return "--check compares with and without a draft"
-    if options.block_size is not None and options.block_size > 1:
+    if options.block_size not in (None, 1):
         return f"--block-size {options.block_size} needs a draft to fill the block"
     return ""
 
@@ -94,8 +94,9 @@ def block_and_width(options: Options, pair: Pair) -> tuple[int, int]:
     Raises:
         InputError: the port does not verify that many, or the width has no room for the draft's own block size.
     """
-    block = options.block_size if options.block_size is not None else pair.block_size
-    name = "--block-size" if options.block_size is not None else "the draft's block size"
+    given = options.given_block
+    block = given if given is not None else pair.block_size
+    name = "--block-size" if given is not None else "the draft's block size"
     _check_most(pair, name, block, flag="--block-size")
     width = options.width if options.width is not None else min(max(block, pair.block_size), pair.port.max_width)
     _check_most(pair, "--width", width, flag="--width")

@@ -24,12 +24,13 @@ class PolicyOptions:
     min_p: float | None = None
 
 
-def policy_of(options: PolicyOptions, *, check: bool = False) -> Policy:
+def policy_of(options: PolicyOptions, *, check: bool = False, paced: bool = False) -> Policy:
     """Return the policy; a module of one's own is looked for in the current folder first.
 
     Args:
         options: the flags.
         check: whether its text is to be compared with plain decoding's.
+        paced: whether block sizes are chosen by what they cost.
 
     Raises:
         InputError: what `Sampling` or `policies.named` refuses; or a comparison that such a policy does not promise.
@@ -43,5 +44,10 @@ def policy_of(options: PolicyOptions, *, check: bool = False) -> Policy:
         raise InputError(
             f"--check compares token for token, and policy {policy.name!r} promises {promise}; "
             "use --policy match, or leave --check out"
+        )
+    if paced and not policy.invariant:
+        raise InputError(
+            f"--block-size auto: policy {policy.name!r} judges whole blocks, so its text would hang on how fast this "
+            "machine is; give a number, or use --policy match"
         )
     return policy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.console import Console
 from rich.text import Text
 
@@ -27,9 +29,19 @@ def show_answer(console: Console, answer: Answer, *, drafts: bool = True) -> Non
     console.print(Text(one_line(answer)))
     if summary.tau is not None:
         console.print(Text(TAU_DEFINITION if drafts else NO_DRAFT, style="dim"))
+    if sizes := block_sizes(answer):
+        console.print(Text(f"blocks: {sizes}"))
     if len(summary.histogram) > 1 and summary.steps:
         console.print(Text("steps by drafted tokens accepted:"))
         console.print(bars(summary, width=console.width, letter="#" if console.options.ascii_only else "█"))
+
+
+def block_sizes(answer: Answer) -> str:
+    """Say how many steps had which block size; "" where all had the same."""
+    counts = Counter(info.block_size for info in answer.infos if info.step > 0)
+    if len(counts) < 2:
+        return ""
+    return ", ".join(f"{counted(steps, 'step')} of {size}" for size, steps in sorted(counts.items()))
 
 
 def one_line(answer: Answer) -> str:

@@ -39,6 +39,7 @@ def answer_object(
         "finish_reason": answer.finish_reason,
         "steps": summary.steps,
         "num_accepted": list(summary.num_accepted),
+        "block_sizes": [info.block_size for info in answer.infos if info.step > 0],
         "tau": summary.tau,
         "ttft_s": answer.ttft_s,
         "tpot_s": answer.tpot_s,

@@ -51,7 +51,7 @@ def pair_of(options: Options) -> PairOptions:
         raise InputError(f"--resume {path}: holds {len(header['seed'])} rows; the command line goes on from one")
     if load.dtype not in (None, header["dtype"]):
         raise InputError(f"--resume {path}: was saved in {header['dtype']}, got --dtype {load.dtype}; leave that out")
-    if options.block_size is not None and options.block_size > header["width"]:
+    if (options.given_block or 0) > header["width"]:
         raise InputError(
             f"--resume {path}: was saved with width {header['width']}, which has no room for "
             f"--block-size {options.block_size}"
@@ -108,7 +108,7 @@ def text_of(state: DecodeState, pair: Pair) -> str:
 
 def block_size(options: Options, pair: Pair, state: DecodeState) -> int:
     """Return the block size to go on with: the draft's own, unless that is more than the state's width."""
-    return options.block_size if options.block_size is not None else min(pair.block_size, state.width)
+    return options.given_block if options.given_block is not None else min(pair.block_size, state.width)
 
 
 def save(options: Options, state: DecodeState, pair: Pair) -> None:
