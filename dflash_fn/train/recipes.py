@@ -57,13 +57,13 @@ TINY_CODE = TrainOptions(
     corpus=CorpusOptions(packages=PACKAGES),
     target=TargetOptions(
         grow_from=3,
-        grow_at=0.3,
+        grow_at=0.4,
         fit=FitOptions(
-            steps=3200,
+            steps=2400,
             rate=0.02,
             last_rate=0.0,
             warmup=60,
-            hold=0.4,
+            hold=0.5,
             decay="linear",
             optimiser="muon",
             weight_decay=0.01,
@@ -101,7 +101,7 @@ TINY_CODE_HYBRID = replace(
         TINY_CODE.target or TargetOptions(),
         architecture="qwen3_5",
         inner=416,
-        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=2400),
+        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=1800),
     ),
     draft=replace(TINY_CODE.draft, inner=512),
 )
