@@ -105,7 +105,8 @@ class _Asker:
         client, shared = self.server.client, self._shared(budget)
         if self.raw:
             return client.completions.create(prompt=messages[-1]["content"], **shared)
-        return client.chat.completions.create(messages=list(messages), **shared)
+        conversation: Any = list(messages)  # plain dictionaries, which the client's types want named
+        return client.chat.completions.create(messages=conversation, **shared)
 
     def _shared(self, budget: int) -> dict[str, Any]:
         asked = {"stream_options": {"include_usage": True}} if self.usage else {}

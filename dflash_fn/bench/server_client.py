@@ -7,7 +7,7 @@ for the time between two bytes. All that it brings in beyond what the ports need
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -103,7 +103,7 @@ def _addresses(url: str) -> tuple[str, str]:
     return root, f"{root}/v1"
 
 
-def _only_model(url: str, listed: list[Mapping[str, Any]]) -> str:
+def _only_model(url: str, listed: Sequence[Mapping[str, Any]]) -> str:
     names = [str(entry.get("id")) for entry in listed]
     if len(names) != 1:
         found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "none"
@@ -111,7 +111,7 @@ def _only_model(url: str, listed: list[Mapping[str, Any]]) -> str:
     return names[0]
 
 
-def _kind(listed: list[Mapping[str, Any]]) -> str | None:
+def _kind(listed: Sequence[Mapping[str, Any]]) -> str | None:
     owners = [OWNERS.get(str(entry.get("owned_by", ""))) for entry in listed]
     return next((owner for owner in owners if owner), None)
 

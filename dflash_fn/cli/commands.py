@@ -170,7 +170,7 @@ def doctor(
 @app.command()
 def compare(
     first: Annotated[str, typer.Argument(help="A way to decode, such as ours,block=8,port=mlx.")],
-    second: Annotated[str, typer.Argument(help="Another, such as transformers, or mlx-lm,dtype=bfloat16.")],
+    second: Annotated[str, typer.Argument(help="Another, such as transformers, or server,url=http://host:8000.")],
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
     data: Annotated[
         list[str] | None, typer.Option(metavar="FILE[:FIRST-LAST]", help="Rows of a JSONL file, as prompts too.")
@@ -184,8 +184,9 @@ def compare(
 ) -> None:
     """Decode the same prompts in two ways, and say whether rounding explains where they part.
 
-    A way is ours, transformers (its generate) or mlx-lm, with options after commas: dtype=, and for ours port=,
-    block=, width= and draft= (none, ngrams, both, or a place). Exits with 1 if a divergence is no near tie.
+    A way is ours, transformers (its generate), mlx-lm or server, with options after commas: dtype=, for ours port=,
+    block=, width= and draft= (none, ngrams, both, or a place), for a server url=, model=, api= and peak=. Exits with 1
+    if a divergence is no near tie.
     """
     from dflash_fn.cli.compare import compare as command
 

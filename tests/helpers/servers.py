@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -81,7 +81,7 @@ class Misbehaving:
         owner: who owns its models.
         extra: fields of the last piece of a good answer.
         texts: what it answers to GET, by path.
-        stalling: seconds that a stall lasts.
+        whole: makes the choice of an answer that is not streamed; None answers 500.
     """
 
     def __init__(self) -> None:
@@ -91,6 +91,7 @@ class Misbehaving:
         self.models = ["tiny"]
         self.extra: dict[str, Any] = {}
         self.texts: dict[str, str] = {}
+        self.whole: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.freed = threading.Event()
         self.busy = 0
         self.most = 0
@@ -138,6 +139,13 @@ class _Handler(BaseHTTPRequestHandler):
             state.busy += 1
             state.most = max(state.most, state.busy)
         try:
+            if state.whole is not None:
+                usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
+                self.send(200, json.dumps({"choices": [state.whole(body)], "usage": usage}))
+                return
+            if not body.get("stream"):
+                self.answer_500(body)
+                return
             what = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
             getattr(self, "answer_" + what.split()[0].replace("-", "_"))(body)
         finally:
