@@ -13,9 +13,8 @@ from dflash_fn.bench.server_client import Server, explain_failure, open_client
 from dflash_fn.bench.server_logprobs import Names, read_choice
 from dflash_fn.bench.ways import Answer, Recipe, Way
 from dflash_fn.config import parse_target
-from dflash_fn.load import read_tokenizer
-from dflash_fn.registry import get_port, port_names
-from dflash_fn.sources import Source, resolve
+from dflash_fn.serving import any_tokenizer
+from dflash_fn.sources import resolve
 from dflash_fn.text import chat_prompt
 from dflash_fn.tolerances import PEAK
 
@@ -73,9 +72,9 @@ def open_server_way(text: str, recipe: Recipe, target: str | Path) -> Way:
         InputError: no tokenizer, or a model is to be named.
         ServerError: nobody answers, or not as such a server does.
     """
-    source = resolve(target, role="target")
+    source = resolve(target, role="target", weights=False)
     spec = parse_target(source.config, name=source.name)
-    tokenizer = _tokenizer(source)
+    tokenizer = any_tokenizer(source)
     if tokenizer is None:
         raise errors.InputError(f"way {text!r}: target {source.name} has no tokenizer, which a server's text needs")
     key = os.environ.get("OPENAI_API_KEY")
@@ -83,16 +82,6 @@ def open_server_way(text: str, recipe: Recipe, target: str | Path) -> Way:
     asker = _Asker(server, tokenizer, Names(tokenizer, spec.vocab_size))
     asker.settle([shape for shape in SHAPES if recipe.api in (None, shape.api)])
     return Way(text, recipe.dtype or spec.dtype, spec, tokenizer, asker.answer, float(recipe.peak or PEAK))
-
-
-def _tokenizer(source: Source) -> Any:
-    """Read the target's tokenizer by the first port that can run here."""
-    for name in port_names():
-        try:
-            return read_tokenizer(get_port(name), source)
-        except errors.BackendMissing:
-            continue
-    raise errors.BackendMissing(f"no port can run here to read a tokenizer; run: {errors.install_line('torch')}")
 
 
 @dataclass(slots=True)

@@ -202,6 +202,35 @@ def compare(
         )
 
 
+@app.command("serve-command")
+def serve_command(
+    server: Annotated[str, typer.Argument(help="vllm or sglang.")],
+    target: Target = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="PATH", help="A DFlash draft, folder or hub id.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", metavar="B", help="Block size, anchor included. [default: the draft's]"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the target's]")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Where it is to listen. [default: the server's]")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Where it is to listen. [default: the server's]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a pair without its weights, and print the command that serves it.
+
+    Sizes, vocabularies, tapped layers, mask token, block size and tokenizer must fit. The flags are those of vLLM 0.33
+    and SGLang 0.5.23. Nothing is started.
+    """
+    from dflash_fn.cli.serve_command import ServeOptions, serve
+
+    with exits.handled():
+        serve(ServeOptions(server, target, draft, block_size, dtype, host, port), as_json=as_json)
+
+
 @app.command()
 def train(
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for everything that the run makes.")],
