@@ -1,4 +1,4 @@
-"""Asking many questions, some at a time, with the answers in order."""
+"""Asking a server many questions, some at a time, with the answers in order."""
 
 from __future__ import annotations
 
