@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dflash_fn import decode, load_pair, prefill, zoo
-from dflash_fn.bench.server_asking import ask_all
 from dflash_fn.bench.server import open_server
+from dflash_fn.bench.server_asking import ask_all
 from dflash_fn.bench.server_way import TOPS
 from dflash_fn.bench.ways import open_way
 from dflash_fn.cli.commands import app

@@ -11,10 +11,10 @@ import time
 import pytest
 
 from dflash_fn import errors
-from dflash_fn.bench.server_asking import ask_all, spread
 from dflash_fn.bench.replies import Reply, Subject
 from dflash_fn.bench.server import open_server
 from dflash_fn.bench.server_acceptance import steps_of, watching
+from dflash_fn.bench.server_asking import ask_all, spread
 from tests.helpers.servers import Misbehaving, misbehaving
 
 pytest.importorskip("openai")

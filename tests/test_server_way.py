@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dflash_fn import errors, load_zoo
+from dflash_fn import errors, load_zoo, zoo
 from dflash_fn.bench.compare import compare
 from dflash_fn.bench.server_logprobs import Names, read_choice
-from dflash_fn.bench.ways import Answer, Recipe, Way, parse
+from dflash_fn.bench.ways import Answer, Recipe, Way, open_way, parse
 from dflash_fn.cli.commands import app
 from dflash_fn.glimpses import Glimpse, explain_rows
 from dflash_fn.tolerances import PEAK, TIE, bound
-from tests.helpers.servers import misbehaving
+from tests.helpers.servers import Refused, misbehaving
 
 pytest.importorskip("torch")
 
@@ -229,6 +229,14 @@ def test_a_server_that_stops(pair, next_token, explained, swapped):
     assert found.explained  # it had emitted all that it was asked for
 
 
+def test_a_server_that_shows_its_stop_token(pair):
+    (stop,) = pair.target.spec.eos_token_ids
+    went_on = scripted(pair, Answer([5, stop, 7], glimpses([5, stop, 7])))
+    stopped = scripted(pair, Answer([5, stop], glimpses([5, stop]), ended=True))
+    (found,) = compare(went_on, stopped, [("x", [1])], 3)
+    assert (found.tokens, found.divergence) == (2, None)
+
+
 def told(ids: Sequence[int], owner: str) -> dict:
     """Return a choice whose every position has a second token right below."""
     names = [f"token_id:{token}" for token in ids]
@@ -266,3 +274,39 @@ def test_two_servers_at_the_command_line(pair):
         done = CliRunner().invoke(app, ["compare", *ways, "500", "--max-new-tokens", "4"])
         assert done.exit_code == 2
         assert done.stderr.startswith(f"error: {fast.url}/v1/completions: the server answered 500 (out of memory)")
+
+
+def test_a_server_that_refuses_log_probabilities(pair):
+    pytest.importorskip("openai")
+    with misbehaving() as server:
+        server.owner = "sglang"
+
+        def whole(body):
+            if "logprobs" in body:
+                raise Refused("logprobs are not supported with speculation")
+            ids = [50, 60, 70][: body["max_tokens"]]
+            return {"index": 0, "text": pair.tokenizer.decode(ids), "token_ids": ids, "finish_reason": "length"}
+
+        server.whole = whole
+        way = open_way(f"server,url={server.url}", zoo.fetch("tiny-code").target, None)
+        answer = way.answer([1, 2, 3], 3)
+        assert (answer.tokens, answer.text, answer.ended) == ([50, 60, 70], None, False)
+        assert answer.logits == [Glimpse(50), Glimpse(60), Glimpse(70)]
+        assert (server.asked[-1]["prompt"], server.asked[-1]["return_token_ids"]) == ([1, 2, 3], True)
+
+        def never(body):
+            raise Refused("no decoding today")
+
+        server.whole = never
+        with pytest.raises(errors.ServerError, match=r"completions: the server answered 400 \(no decoding today\)"):
+            open_way(f"server,url={server.url}", zoo.fetch("tiny-code").target, None)
+
+
+def test_a_server_that_reads_another_prompt():
+    pytest.importorskip("openai")
+    with misbehaving() as server:
+        server.whole = lambda body: told([50], "x")
+        way = open_way(f"server,url={server.url}", zoo.fetch("tiny-code").target, None)
+        server.prompt_tokens = 5
+        with pytest.raises(errors.ServerError, match=r"read the prompt as 5 tokens, here it has 3; is --target what"):
+            way.answer([1, 2, 3], 1)

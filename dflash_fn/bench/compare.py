@@ -118,7 +118,8 @@ def _stopped(name: str, at: int, first: Answer, second: Answer, stops: tuple[int
     if lengths[0] == lengths[1] or not answers[shorter].ended or not stops:
         return None
     went_on = answers[1 - shorter].tokens[min(lengths)]
-    if went_on in stops:
+    last = answers[shorter].tokens[-1] if answers[shorter].tokens else None  # a stop token that the server shows
+    if went_on in stops or last in stops:
         return None
     tops = [Top2(went_on, None, None, None)] * 2
     tops[shorter] = Top2(stops[0], None, None, None)

@@ -41,19 +41,25 @@ class Shape:
     Attributes:
         api: `completions` or `chat`.
         ids: whether the prompt goes as token ids, else as text.
-        flag: whether log probabilities are asked for by a flag and a number (chat, mlx-lm), else by a number.
+        wants: what asks for log probabilities: a number, or a flag and a number (chat, mlx-lm), or nothing.
     """
 
     api: str
     ids: bool
-    flag: bool
+    wants: Mapping[str, Any]
 
+
+NUMBER = {"logprobs": TOPS}
+FLAG = {"logprobs": True, "top_logprobs": TOPS}
 
 SHAPES = (
-    Shape("completions", True, False),
-    Shape("completions", False, True),
-    Shape("completions", False, False),
-    Shape("chat", False, True),
+    Shape("completions", True, NUMBER),
+    Shape("completions", False, FLAG),
+    Shape("completions", False, NUMBER),
+    Shape("chat", False, FLAG),
+    Shape("completions", True, {}),
+    Shape("completions", False, {}),
+    Shape("chat", False, {}),
 )
 """In the order in which they are tried: those that leave least to guess first."""
 
@@ -140,12 +146,11 @@ class _Asker:
 
     def _send(self, ids: Sequence[int], count: int) -> Any:
         client = self.server.client
-        wants = {"logprobs": True, "top_logprobs": TOPS} if self.shape.flag else {"logprobs": TOPS}
         shared: dict[str, Any] = {
             "model": self.server.model,
             "max_tokens": count,
             "temperature": 0.0,
-            "extra_body": {**wants, **EXTRAS.get(self.server.kind or "", {})},
+            "extra_body": {**self.shape.wants, **EXTRAS.get(self.server.kind or "", {})},
         }
         if self.shape.api == "chat":
             messages: Any = [{"role": "user", "content": _question(self.tokenizer, ids)}]

@@ -85,7 +85,7 @@ class Answer:
         logits: [V] float32 for each, from which it was chosen, or what a server tells of them.
         slots: the slot of the block whose logits those were; None where there are no blocks.
         text: where the tokens are not known, what they read.
-        ended: whether a token that ends texts came next and is not among the tokens.
+        ended: whether a stop token ended it, which may or may not be among the tokens.
     """
 
     tokens: Sequence[int]

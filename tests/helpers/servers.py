@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Misbehaving", "chat_folder", "misbehaving", "running"]
+__all__ = ["Misbehaving", "Refused", "chat_folder", "misbehaving", "running"]
 
 CHAT = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 DEADLINE = 120.0
@@ -72,6 +72,10 @@ def wait_for(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise AssertionError(f"{url} did not answer; the server wrote:\n{log.read_text(errors='replace')[-4000:]}")
 
 
+class Refused(Exception):
+    """A request is answered with 400."""
+
+
 class Misbehaving:
     """A server whose answer to a question is named by the question: `good`, `500`, `malformed`, `stall`, ...
 
@@ -81,7 +85,8 @@ class Misbehaving:
         owner: who owns its models.
         extra: fields of the last piece of a good answer.
         texts: what it answers to GET, by path.
-        whole: makes the choice of an answer that is not streamed; None answers 500.
+        whole: makes the choice of an answer that is not streamed, or raises `Refused`; None answers 500.
+        prompt_tokens: as how many such an answer says that it read the prompt.
     """
 
     def __init__(self) -> None:
@@ -92,6 +97,7 @@ class Misbehaving:
         self.extra: dict[str, Any] = {}
         self.texts: dict[str, str] = {}
         self.whole: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        self.prompt_tokens: int | None = None
         self.freed = threading.Event()
         self.busy = 0
         self.most = 0
@@ -140,8 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             state.most = max(state.most, state.busy)
         try:
             if state.whole is not None:
-                usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": body["max_tokens"]}
-                self.send(200, json.dumps({"choices": [state.whole(body)], "usage": usage}))
+                self.answer_whole(body, state.whole)
                 return
             if not body.get("stream"):
                 self.answer_500(body)
@@ -174,6 +179,14 @@ class _Handler(BaseHTTPRequestHandler):
     def event(self, data: str) -> None:
         self.wfile.write(f"data: {data}\n\n".encode())
         self.wfile.flush()
+
+    def answer_whole(self, body: dict[str, Any], make: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        read = self.state.prompt_tokens
+        usage = {} if read is None else {"prompt_tokens": read}
+        try:
+            self.send(200, json.dumps({"choices": [make(body)], "usage": usage}))
+        except Refused as refusal:
+            self.send(400, json.dumps({"error": {"message": str(refusal)}}))
 
     def answer_good(self, body: dict[str, Any]) -> None:
         self.begin()
