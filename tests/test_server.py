@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -112,6 +113,21 @@ def test_each_failure_costs_its_own_request_alone(server):
         assert reply.text == came
         assert reply.tokens == 0
     assert len(server.asked) == len(asked)  # nothing was tried twice
+
+
+def test_a_server_that_dies_mid_run_leaves_what_it_had_answered():
+    alive = ExitStack()
+    state = alive.enter_context(misbehaving())
+    subject = open_server(state.url)
+
+    def told(index: int, reply: Reply) -> None:
+        if index == 1:
+            alive.close()
+
+    replies = ask_all(subject, [question("good")] * 4, 16, told=told)
+    assert [reply.tokens for reply in replies] == [5, 5, 0, 0]
+    assert [reply.error is None for reply in replies] == [True, True, False, False]
+    assert all("no connection" in (reply.error or "") for reply in replies[2:])
 
 
 def test_a_server_that_is_gone():
