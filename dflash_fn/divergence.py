@@ -23,17 +23,19 @@ class Top2:
 
     Attributes:
         best: the token chosen, the first of equals.
-        second: the next best.
-        gap: how much lower its logit is.
-        scale: largest magnitude in the row.
+        second: the next best; None where a program tells its choice alone.
+        gap: how much lower its logit is; None where a program does not tell.
+        scale: largest magnitude in the row; None where a program does not tell.
     """
 
     best: int
-    second: int
-    gap: float
-    scale: float
+    second: int | None
+    gap: float | None
+    scale: float | None
 
     def __str__(self) -> str:
+        if self.gap is None:
+            return f"{self.best}"
         return f"{self.best} before {self.second} by {self.gap:.3g}"
 
 
@@ -46,27 +48,42 @@ class Divergence:
         position: absolute index of the chosen token.
         ours: the two best of the first program.
         theirs: the two best of the other.
-        apart: largest difference between the two rows of logits.
-        bound: how far apart rounding may put them.
+        apart: largest difference between the two rows of logits; None where it is not known.
+        bound: how far apart rounding may put them; None where it is not known.
+        unknown: why nothing can be said of it; None where the rows are known.
     """
 
     what: str
     position: int
     ours: Top2
     theirs: Top2
-    apart: float
-    bound: float
+    apart: float | None
+    bound: float | None
+    unknown: str | None = None
 
     @property
     def near_tie(self) -> bool:
-        """Whether the distance of the logits and both gaps are within what rounding may do."""
-        return self.apart <= self.bound and max(self.ours.gap, self.theirs.gap) <= TIE * self.bound
+        """Whether the distance of the logits and both gaps are known, and within what rounding may do."""
+        gaps = [gap for gap in (self.ours.gap, self.theirs.gap) if gap is not None]
+        if self.apart is None or self.bound is None or len(gaps) < 2:
+            return False
+        return self.apart <= self.bound and max(gaps) <= TIE * self.bound
+
+    @property
+    def verdict(self) -> str:
+        """What to make of it: a near tie, not explained by rounding, or unknown and why."""
+        if self.unknown is not None:
+            return f"unknown: {self.unknown}"
+        return "near tie" if self.near_tie else "not explained by rounding"
 
     def __str__(self) -> str:
+        start = f"{self.what}, position {self.position}: ours {self.ours}, theirs {self.theirs}"
+        if self.apart is None or self.bound is None:
+            return f"{start}: {self.verdict}"
         judged = "a near tie" if self.near_tie else "NO near tie"
         return (
-            f"{self.what}, position {self.position}: ours {self.ours}, theirs {self.theirs} (rounding may do "
-            f"{TIE * self.bound:.3g}); logits up to {self.apart:.3g} apart (rounding may do {self.bound:.3g}): {judged}"
+            f"{start} (rounding may do {TIE * self.bound:.3g}); logits up to {self.apart:.3g} apart "
+            f"(rounding may do {self.bound:.3g}): {judged}"
         )
 
 
@@ -95,9 +112,9 @@ def explain_divergence(
         theirs: [V] logits of the other program after the same tokens.
         relative_bound: of `dflash_fn.tolerances.bound`; multiplied with the largest magnitude in the rows.
     """
-    mine, other = top2(ours), top2(theirs)
+    scale = max(float(np.abs(row).max()) for row in (ours, theirs))
     apart = float(np.abs(ours.astype(np.float64) - theirs.astype(np.float64)).max())
-    return Divergence(what, position, mine, other, apart, relative_bound * max(mine.scale, other.scale))
+    return Divergence(what, position, top2(ours), top2(theirs), apart, relative_bound * scale)
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:

@@ -19,6 +19,7 @@ __all__ = [
     "NonFiniteError",
     "PairMismatch",
     "PortError",
+    "ServerError",
     "StateFileError",
     "TappedLayerMismatch",
     "TargetLayersMismatch",
@@ -93,6 +94,10 @@ class BackendMissing(PortError, ImportError):
 
 class DownloadError(DflashError, OSError):
     """A file that must be fetched could not be, or is not the one that was expected."""
+
+
+class ServerError(DflashError, OSError):
+    """A server that cannot be reached, refuses what it is asked, or answers with something else."""
 
 
 class CacheFolderError(DflashError, OSError):

@@ -14,6 +14,8 @@ __all__ = ["Source", "read_config", "resolve"]
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 
+WEIGHTS = ".safetensors"
+
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]{0,95}", re.ASCII)
 HUB_ID_REFUSED = re.compile(r"--|\.\.|[.-](/|$)|\.git$")
 
@@ -35,13 +37,14 @@ class Source:
     obj: Any = None
 
 
-def resolve(source: str | Path, *, role: str, revision: str | None = None) -> Source:
+def resolve(source: str | Path, *, role: str, revision: str | None = None, weights: bool = True) -> Source:
     """Find a checkpoint and read its config; download it first where `source` is a hub id.
 
     Args:
         source: a folder that holds config.json, or a hub id such as `Qwen/Qwen3-8B`.
         role: `target` or `draft`, for messages.
         revision: branch, tag or commit of a hub id.
+        weights: whether a download has to bring them.
 
     Raises:
         CheckpointError: the folder holds no readable config.json.
@@ -56,7 +59,7 @@ def resolve(source: str | Path, *, role: str, revision: str | None = None) -> So
             f"{role}: got {str(source)!r}, which is no folder; expected a folder with config.json, "
             "or a hub id such as 'Qwen/Qwen3-8B'"
         )
-    folder = download(str(source), role=role, revision=revision)
+    folder = download(str(source), role=role, revision=revision, weights=weights)
     return Source(str(source), read_config(folder), folder=folder)
 
 
@@ -101,7 +104,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def download(name: str, *, role: str, revision: str | None) -> Path:
+def download(name: str, *, role: str, revision: str | None, weights: bool = True) -> Path:
     """Fetch a hub checkpoint into the hub's own cache and return its folder."""
     try:
         from huggingface_hub import snapshot_download
@@ -111,7 +114,8 @@ def download(name: str, *, role: str, revision: str | None) -> Path:
             f"{role}: {name!r} is a hub id, and huggingface-hub is not installed; run: {errors.install_line('torch')}"
         ) from None
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
+        wanted = [pattern for pattern in HUB_FILES if weights or not pattern.endswith(WEIGHTS)]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
     except LocalEntryNotFoundError:
         raise errors.DownloadError(
             f"{role}: {name!r} is not in the cache and the hub cannot be reached; "

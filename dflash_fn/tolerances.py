@@ -49,7 +49,7 @@ from typing import Literal
 
 from dflash_fn.config import DecoderSpec, DraftSpec
 
-__all__ = ["LAW", "TIE", "UNIT", "bound", "rms_ratio"]
+__all__ = ["LAW", "PEAK", "TIE", "UNIT", "bound", "rms_ratio"]
 
 Quantity = Literal["hidden", "logits", "draft_logits"]
 
@@ -76,6 +76,10 @@ MEMORY = 1024
 TIE = 2.0
 """Gap between two logits below which two right programs may choose differently, in units of `bound`: one of the two
 logits may be higher by that in one program, and the other lower."""
+
+PEAK = 16.0
+"""Largest magnitude in a row of logits, where nobody tells it: servers give log probabilities, which say how far logits
+are from each other and not how large they are. Rows of SmolLM2-135M have 16 to 38, so this is rather too strict."""
 
 
 def bound(

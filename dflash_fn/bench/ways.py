@@ -1,4 +1,4 @@
-"""Ways to decode a prompt greedily that keep the logits: ours in any shape, transformers' `generate`, mlx-lm."""
+"""Ways to decode a prompt greedily that keep the logits: ours in any shape, transformers, mlx-lm, servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from dflash_fn import errors
 from dflash_fn.config import TargetSpec, parse_target
+from dflash_fn.glimpses import Row
 from dflash_fn.load import load_pair, read_tokenizer
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
@@ -18,15 +19,29 @@ from dflash_fn.proposers import lookup_or_draft, ngrams
 from dflash_fn.records import Pair, Proposer
 from dflash_fn.registry import get_port
 from dflash_fn.sources import Source, resolve
-from dflash_fn.tolerances import UNIT
+from dflash_fn.tolerances import PEAK, UNIT
 
 __all__ = ["ENGINES", "Answer", "Recipe", "Way", "open_way", "parse"]
 
-ENGINES = ("ours", "transformers", "mlx-lm")
+ENGINES = ("ours", "transformers", "mlx-lm", "server")
 """What can decode."""
+
+NUMBERS = ("block", "peak", "width")
+"""Options that are numbers."""
+
+APIS = ("completions", "chat")
+"""What a server may be asked over."""
 
 WIDEST = 32
 """The widest verification of every port."""
+
+KEYS = {
+    "ours": ("block", "draft", "dtype", "port", "width"),
+    "transformers": ("dtype",),
+    "mlx-lm": ("dtype",),
+    "server": ("api", "dtype", "model", "peak", "url"),
+}
+"""Options by engine."""
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngrams": ngrams, "both": lookup_or_draft}
 """Words that `draft=` takes beside `none` and a place."""
@@ -39,18 +54,26 @@ class Recipe:
     Attributes:
         engine: one of `ENGINES`.
         port: for `ours`.
-        dtype: of weights and activations.
+        dtype: of weights and activations; None takes float32, and for a server the checkpoint's own.
         block: block size; None takes the draft's.
         width: of a verification; None takes the block size.
         draft: `none`, `ngrams`, `both`, or a folder or hub id; None takes the pair's.
+        url: of a server.
+        model: of a server; None takes its only one.
+        api: `completions` or `chat`; None takes what tells most.
+        peak: how large a server's logits are, at their largest; None takes `tolerances.PEAK`.
     """
 
     engine: str = "ours"
     port: str = "torch"
-    dtype: str = "float32"
+    dtype: str | None = None
     block: int | None = None
     width: int | None = None
     draft: str | None = None
+    url: str | None = None
+    model: str | None = None
+    api: str | None = None
+    peak: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +81,18 @@ class Answer:
     """What a way made of a prompt.
 
     Attributes:
-        tokens: that it emitted.
-        logits: [V] float32 for each, from which it was chosen.
+        tokens: that it emitted; empty where only `text` is known.
+        logits: [V] float32 for each, from which it was chosen, or what a server tells of them.
         slots: the slot of the block whose logits those were; None where there are no blocks.
+        text: where the tokens are not known, what they read.
+        ended: whether a stop token ended it, which may or may not be among the tokens.
     """
 
     tokens: Sequence[int]
-    logits: Sequence[np.ndarray]
+    logits: Sequence[Row]
     slots: Sequence[int] | None = None
+    text: str | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +105,7 @@ class Way:
         spec: of its target.
         tokenizer: of its target; None if it has none.
         answer: takes token ids and how many tokens to emit, past all stop tokens.
+        peak: the largest magnitude of its logits, where it does not tell them.
     """
 
     name: str
@@ -85,6 +113,7 @@ class Way:
     spec: TargetSpec
     tokenizer: Any
     answer: Callable[[Sequence[int], int], Answer]
+    peak: float = PEAK
 
 
 def parse(text: str) -> Recipe:
@@ -102,16 +131,22 @@ def parse(text: str) -> Recipe:
         engine, options = "ours", [engine, *options]
     if engine not in ENGINES:
         raise errors.InputError(f"way {text!r}: got engine {engine!r}, expected one of: {', '.join(ENGINES)}")
-    known = {"port", "dtype", "block", "width", "draft"} if engine == "ours" else {"dtype"}
     given: dict[str, Any] = {}
     for option in options:
         key, _, value = option.partition("=")
-        if key not in known or not value:
-            expected = ", ".join(f"{name}=..." for name in sorted(known))
+        if key not in KEYS[engine] or not value:
+            expected = ", ".join(f"{name}=..." for name in KEYS[engine])
             raise errors.InputError(f"way {text!r}: got {option!r}, expected one of: {expected}")
-        given[key] = _number(text, key, value) if key in ("block", "width") else value
-    made = Recipe(engine, **given)
-    if made.dtype not in UNIT:
+        given[key] = _number(text, key, value) if key in NUMBERS else value
+    return _checked(text, Recipe(engine, **given))
+
+
+def _checked(text: str, made: Recipe) -> Recipe:
+    if made.engine == "server" and made.url is None:
+        raise errors.InputError(f"way {text!r}: which server? give url=http://...")
+    if made.api not in (None, *APIS):
+        raise errors.InputError(f"way {text!r}: got api={made.api}, expected one of: {', '.join(APIS)}")
+    if made.dtype is not None and made.dtype not in UNIT:
         raise errors.InputError(f"way {text!r}: got dtype {made.dtype!r}, expected one of: {', '.join(UNIT)}")
     if made.block and made.width and made.block > made.width:
         raise errors.InputError(f"way {text!r}: got block={made.block} above width={made.width}; the block must fit in")
@@ -137,20 +172,26 @@ def open_way(text: str, target: str | Path, draft: str | Path | None) -> Way:
     Raises:
         DflashError: as `parse` and `load_pair` raise.
         BackendMissing: the engine is not installed.
+        ServerError: a server that cannot be reached or used.
     """
     recipe = parse(text)
     if recipe.engine == "ours":
         return _ours(text, recipe, target, draft)
+    if recipe.engine == "server":
+        from dflash_fn.bench.server_way import open_server_way  # which takes the records of this module
+
+        return open_server_way(text, recipe, target)
     name, open_model = ("torch", _transformers) if recipe.engine == "transformers" else ("mlx", _mlx_lm)
     port, source = get_port(name), resolve(target, role="target")
     spec = parse_target(source.config, name=source.name)
-    return Way(text, recipe.dtype, spec, read_tokenizer(port, source), open_model(source, recipe.dtype))
+    dtype = recipe.dtype or "float32"
+    return Way(text, dtype, spec, read_tokenizer(port, source), open_model(source, dtype))
 
 
 def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | None) -> Way:
     without = recipe.draft in ("none", "ngrams")
     named = recipe.draft if recipe.draft not in ("none", *PROPOSERS) else None
-    pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype)
+    pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype or "float32")
     make = PROPOSERS.get(recipe.draft or "")
     block = recipe.block or (1 if recipe.draft == "none" else 8 if make and not pair.draft else pair.block_size)
     width = recipe.width or block

@@ -180,7 +180,7 @@ def doctor(
 @app.command()
 def compare(
     first: Annotated[str, typer.Argument(help="A way to decode, such as ours,block=8,port=mlx.")],
-    second: Annotated[str, typer.Argument(help="Another, such as transformers, or mlx-lm,dtype=bfloat16.")],
+    second: Annotated[str, typer.Argument(help="Another, such as transformers, or server,url=http://host:8000.")],
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
     data: Annotated[
         list[str] | None, typer.Option(metavar="FILE[:FIRST-LAST]", help="Rows of a JSONL file, as prompts too.")
@@ -194,8 +194,9 @@ def compare(
 ) -> None:
     """Decode the same prompts in two ways, and say whether rounding explains where they part.
 
-    A way is ours, transformers (its generate) or mlx-lm, with options after commas: dtype=, and for ours port=,
-    block=, width= and draft= (none, ngrams, both, or a place). Exits with 1 if a divergence is no near tie.
+    A way is ours, transformers (its generate), mlx-lm or server, with options after commas: dtype=, for ours port=,
+    block=, width= and draft= (none, ngrams, both, or a place), for a server url=, model=, api= and peak=. Exits with 1
+    if a divergence is no near tie.
     """
     from dflash_fn.cli.compare import compare as command
 
@@ -209,6 +210,35 @@ def compare(
             max_new_tokens=max_new_tokens,
             as_json=as_json,
         )
+
+
+@app.command("serve-command")
+def serve_command(
+    server: Annotated[str, typer.Argument(help="vllm or sglang.")],
+    target: Target = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="PATH", help="A DFlash draft, folder or hub id.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", metavar="B", help="Block size, anchor included. [default: the draft's]"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the target's]")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Where it is to listen. [default: the server's]")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Where it is to listen. [default: the server's]")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check a pair without its weights, and print the command that serves it.
+
+    Sizes, vocabularies, tapped layers, mask token, block size and tokenizer must fit. The flags are those of vLLM 0.33
+    and SGLang 0.5.23. Nothing is started.
+    """
+    from dflash_fn.cli.serve_command import ServeOptions, serve
+
+    with exits.handled():
+        serve(ServeOptions(server, target, draft, block_size, dtype, host, port), as_json=as_json)
 
 
 @app.command()

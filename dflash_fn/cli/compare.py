@@ -106,6 +106,8 @@ def _word(one: Compared) -> str:
     if one.divergence is None:
         alike = [word for word, known in (("bits", one.bits_identical), ("steps", one.same_steps)) if known]
         return f"the end, same {' and '.join(alike)}" if alike else "the end"
+    if one.divergence.unknown is not None:
+        return "unknown"
     return "a near tie" if one.divergence.near_tie else "NOT explained by rounding"
 
 
@@ -114,17 +116,22 @@ def _details(one: Compared, gone: Divergence) -> Text:
         f"{top}" + ("" if slot is None else f" (slot {slot})")
         for top, slot in zip((gone.ours, gone.theirs), one.slots, strict=True)
     ]
-    reach = f"logits {gone.apart:.2g} apart, rounding reaches {gone.bound:.2g}"
+    known = gone.apart is not None and gone.bound is not None
+    reach = f"logits {gone.apart:.2g} apart, rounding reaches {gone.bound:.2g}" if known else gone.verdict
     text = f"{one.name}, position {gone.position}: first {sides[0]}, second {sides[1]}; {reach}"
     return Text(text, style="yellow" if gone.near_tie else "red")
 
 
 def _verdict(found: Sequence[Compared]) -> Text:
-    bad = sum(not one.explained for one in found)
-    ties = sum(one.divergence is not None for one in found) - bad
-    same = len(found) - bad - ties
+    gone = [one.divergence for one in found if one.divergence is not None]
+    ties = sum(one.near_tie for one in gone)
+    unknown = sum(one.unknown is not None for one in gone)
+    bad = len(gone) - ties - unknown
+    same = len(found) - len(gone)
     text = f"{counted(len(found), 'prompt')}: {same} alike, {ties} part at a near tie, {bad} not explained by rounding"
-    return Text(text, style="bold red" if bad else "green")
+    if unknown:
+        text += f", {unknown} unknown, for a server that tells no log probabilities"
+    return Text(text, style="bold red" if bad or unknown else "green")
 
 
 def _entry(one: Compared) -> dict[str, Any]:
@@ -142,6 +149,7 @@ def _entry(one: Compared) -> dict[str, Any]:
             "slots": list(one.slots),
             "apart": gone.apart,
             "bound": gone.bound,
-            "near_tie": gone.near_tie,
+            "near_tie": None if gone.unknown is not None else gone.near_tie,
+            "verdict": gone.verdict,
         },
     }
