@@ -67,6 +67,7 @@ class Model(Generic[Spec]):
         dtype: `float32`, `bfloat16` or `float16`.
         device: the port's name of the device, such as `cpu` or `cuda:0`.
         source: where the weights came from; None for weights made by hand.
+        layout: how the port has spread them over devices or processes, in words; `whole` where it has not.
     """
 
     spec: Spec
@@ -74,6 +75,7 @@ class Model(Generic[Spec]):
     dtype: str
     device: str
     source: Source | None = None
+    layout: str = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class Origin:
         device: of the target.
         target: the folder that its weights came from; for a model in memory, its name and address.
         draft: the same for the draft; None where the state has no draft's cache.
+        layout: of the target.
     """
 
     port: str
@@ -130,6 +133,7 @@ class Origin:
     device: str
     target: str
     draft: str | None
+    layout: str = "whole"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat.torch as xp
@@ -28,6 +29,7 @@ from dflash_fn_torch.weights import read_draft, read_target
 
 if TYPE_CHECKING:
     from dflash_fn.train.trainer import Trainer
+    from dflash_fn_torch.sharding import Share
 
 __all__ = ["TorchPort", "load"]
 
@@ -37,11 +39,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class TorchPort:
-    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`."""
+    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`.
+
+    Attributes:
+        name: see `dflash_fn.port.Port`.
+        prefill_width: the same.
+        max_width: the same.
+        share: what this process holds of models that several share; None where it holds all of them.
+        device_map: where the layers of a target that is loaded go, or how to find out; None for one device.
+    """
 
     name: str = "torch"
     prefill_width: int = 256
     max_width: int = MAX_WIDTH
+    share: Share | None = None
+    device_map: Mapping[str, Any] | str | None = None
 
     @property
     def xp(self) -> Any:
@@ -52,6 +64,12 @@ class TorchPort:
         """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
         return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+
+    def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
+        """Take a map of `placement`, or a share of a mesh; what that needs is imported only now."""
+        from dflash_fn_torch.mesh import share_of
+
+        return replace(self, share=share_of(mesh, *specs))
 
     def trainer(self) -> Trainer:
         """Return what trains here (`dflash_fn.train.trainer.Trains`); imported only when it is asked for."""
@@ -83,6 +101,8 @@ class TorchPort:
         check_format(self.name, source.name, spec)
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
+        if self.share is not None:
+            return _shares().load_target(self.share, source, spec, name, _dtype(name))
         return Model(spec, read_target(source, spec, _dtype(name), place), name, place, source)
 
     def load_draft(
@@ -91,6 +111,8 @@ class TorchPort:
         """Read a draft; there are no quantised products here."""
         check_format(self.name, source.name, spec)
         check_bits(self.name, bits)
+        if self.share is not None:
+            return _shares().load_draft(self.share, source, spec, target, _dtype(target.dtype))
         weights = read_draft(source, spec, _dtype(target.dtype), target.device)
         return Model(spec, weights, target.dtype, target.device, source)
 
@@ -102,7 +124,8 @@ class TorchPort:
 
     def new_cache(self, model: Model[Any], capacity: int) -> parts.Cache:
         """Allocate zeros."""
-        return parts.new(model.spec, capacity, dtype=_dtype(model.dtype), device=model.device)
+        spec = self.share.spec(model.spec) if self.share else model.spec
+        return parts.new(spec, capacity, dtype=_dtype(model.dtype), device=model.device)
 
     def target_pass(
         self,
@@ -115,7 +138,10 @@ class TorchPort:
         exact_rows: bool,
     ) -> TargetPass:
         """See `decoder.target_pass`."""
-        return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+        if self.share is None:
+            return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+        made = target_pass(self.share.model(target), cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+        return replace(made, logits=self.share.logits(made.logits, target.spec.vocab_size)) if head else made
 
     def draft_context(
         self,
@@ -127,13 +153,17 @@ class TorchPort:
         exact_rows: bool,
     ) -> parts.Cache:
         """See `draft.draft_context`."""
-        return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
+        run = self.share.model(draft) if self.share else draft
+        return draft_context(run, cache, features, counts, exact_rows=exact_rows)
 
     def draft_pass(
         self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: parts.Cache, block: Tensor, *, exact_rows: bool
     ) -> Tensor:
         """See `draft.draft_pass`."""
-        return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
+        if self.share is None:
+            return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
+        part = draft_pass(self.share.model(draft), target, cache, block, exact_rows=exact_rows)
+        return self.share.logits(part, draft.spec.vocab_size)
 
     @torch.inference_mode()
     def select(self, family: parts.Family, counts: tuple[int, ...]) -> parts.Cache:
@@ -188,8 +218,11 @@ class TorchPort:
         return (known.view(torch.bfloat16) if bits.dtype == "bfloat16" else known).to(device)
 
     def export_cache(self, cache: parts.Cache) -> dict[str, Bits]:
-        """See `moves.export`."""
-        return {name: self.to_bits(tensor) for name, tensor in moves.export(cache).items()}
+        """See `moves.export`; of several processes, all must call this, and each gets the whole."""
+        tensors = moves.export(cache)
+        if self.share is not None:
+            tensors = _shares().whole(self.share, tensors)
+        return {name: self.to_bits(tensor) for name, tensor in tensors.items()}
 
     @torch.inference_mode()
     def import_cache(
@@ -202,6 +235,8 @@ class TorchPort:
     ) -> parts.Cache:
         """See `moves.restore`."""
         tensors = {name: self.from_bits(bits, model.device) for name, bits in arrays.items()}
+        if self.share is not None:
+            tensors = _shares().own(self.share, tensors)
         return moves.restore(self.new_cache(model, capacity), tensors, lengths, marks)
 
     def raw_tensors(self, obj: torch.nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], list[bytes]]]:
@@ -222,6 +257,13 @@ class TorchPort:
         if place not in known:
             raise errors.InputError(f"port torch has no device {device!r} here; it has: {', '.join(known)}")
         return place
+
+
+def _shares() -> ModuleType:
+    """Return what runs shares of models; imported only where there are some, for it needs torch's DTensor."""
+    from dflash_fn_torch import shares
+
+    return shares
 
 
 def _own_dtype(source: Source, spec: DecoderSpec) -> str:
