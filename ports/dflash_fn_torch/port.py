@@ -25,6 +25,7 @@ from dflash_fn_torch import moves, parts
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
+from dflash_fn_torch.placement import checked_map, map_in_memory, map_of, places_of
 from dflash_fn_torch.weights import read_draft, read_target
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class TorchPort:
 
     def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
         """Take a map of `placement`, or a share of a mesh; what that needs is imported only now."""
+        if device_map is not None:
+            return replace(self, device_map=checked_map(device_map))
         from dflash_fn_torch.mesh import share_of
 
         return replace(self, share=share_of(mesh, *specs))
@@ -99,7 +102,10 @@ class TorchPort:
     ) -> Model[TargetSpec]:
         """Read a target; off the CPU a module's own tensors are used in place where dtype and device allow."""
         check_format(self.name, source.name, spec)
-        place = self._device(source, device)
+        device_map = self.device_map or (None if device or self.share else map_in_memory(source.obj))
+        if device_map is not None:
+            return self._placed(source, spec, device_map, dtype)
+        place = self.share.device if self.share else self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
         if self.share is not None:
             return _shares().load_target(self.share, source, spec, name, _dtype(name))
@@ -125,7 +131,7 @@ class TorchPort:
     def new_cache(self, model: Model[Any], capacity: int) -> parts.Cache:
         """Allocate zeros."""
         spec = self.share.spec(model.spec) if self.share else model.spec
-        return parts.new(spec, capacity, dtype=_dtype(model.dtype), device=model.device)
+        return parts.new(spec, capacity, dtype=_dtype(model.dtype), places=_places(model))
 
     def target_pass(
         self,
@@ -234,7 +240,8 @@ class TorchPort:
         capacity: int,
     ) -> parts.Cache:
         """See `moves.restore`."""
-        tensors = {name: self.from_bits(bits, model.device) for name, bits in arrays.items()}
+        places = _places(model)
+        tensors = {name: self.from_bits(bits, places[int(name.split(".")[0])]) for name, bits in arrays.items()}
         if self.share is not None:
             tensors = _shares().own(self.share, tensors)
         return moves.restore(self.new_cache(model, capacity), tensors, lengths, marks)
@@ -249,6 +256,20 @@ class TorchPort:
                 bits = self.to_bits(tensor)
                 yield name, SHORT[bits.dtype], tuple(tensor.shape), [np.ascontiguousarray(bits.values).tobytes()]
 
+    def _placed(
+        self, source: Source, spec: TargetSpec, device_map: Mapping[str, Any] | str, dtype: str | None
+    ) -> Model[TargetSpec]:
+        """Read a target whose layers lie on several devices; in its own dtype where one of them may be no CPU."""
+        known = self.info().devices
+        name = dtype or (_own_dtype(source, spec) if source.obj is not None or known[0] != "cpu" else "float32")
+        kind = _dtype(name)
+        if isinstance(device_map, str):
+            device_map = map_of(device_map, source.config, kind)
+        places = places_of(device_map, spec, known)
+        weights = read_target(source, spec, kind, None, view=places.tensors, head_of=lambda head: head.to(places.head))
+        weights = replace(weights, places=places.layers)
+        return Model(spec, weights, name, places.head, source, places.layout)
+
     def _device(self, source: Source, device: str | None) -> str:
         known = self.info().devices
         if device is None:
@@ -257,6 +278,12 @@ class TorchPort:
         if place not in known:
             raise errors.InputError(f"port torch has no device {device!r} here; it has: {', '.join(known)}")
         return place
+
+
+def _places(model: Model[Any]) -> tuple[str, ...]:
+    """Return the device of each layer."""
+    places = getattr(model.weights, "places", None)
+    return places if places is not None else (model.device,) * model.spec.num_layers
 
 
 def _shares() -> ModuleType:

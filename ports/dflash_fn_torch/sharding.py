@@ -16,7 +16,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from dflash_fn import errors
 from dflash_fn.config import DecoderSpec, DeltaSpec
 from dflash_fn.records import Model
-from dflash_fn_torch.ops import Projection
+from dflash_fn_torch.decoder import LayerWeights
 
 __all__ = ["Share", "check_shares", "placement_of"]
 
@@ -41,18 +41,6 @@ CHANNELS = ("in_proj_qkv", "conv1d")
 """The same, but queries, keys and values lie one after the other, and a share has rows of each."""
 
 Spec = TypeVar("Spec", bound=DecoderSpec)
-
-
-class Layer(Protocol):
-    """What is summed in a layer's weights."""
-
-    @property
-    def out(self) -> Projection: ...
-    @property
-    def down(self) -> Projection: ...
-
-
-AnyLayer = TypeVar("AnyLayer", bound=Layer)
 
 
 def placement_of(name: str) -> Placement:
@@ -149,10 +137,10 @@ class Share:
         """Return the rows of a whole head, or of the embedding that is one, that this share has, as a copy."""
         return head if len(head) == self.vocabulary(size) else self.part(head, Shard(0)).clone()
 
-    def summing(self, layers: tuple[AnyLayer, ...]) -> tuple[AnyLayer, ...]:
+    def summing(self, layers: tuple[LayerWeights, ...]) -> tuple[LayerWeights, ...]:
         """Return layers whose projections back to the hidden size add up what all shares have."""
         return tuple(
-            replace(layer, out=replace(layer.out, total=self.total), down=replace(layer.down, total=self.total))  # pyright: ignore
+            replace(layer, out=replace(layer.out, total=self.total), down=replace(layer.down, total=self.total))
             for layer in layers
         )
 
