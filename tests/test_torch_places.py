@@ -123,7 +123,8 @@ def test_ports_of_one_device_refuse(checkpoints: Checkpoints, name: str) -> None
         port = dflash_fn.get_port(name)
     except errors.BackendMissing as error:
         pytest.skip(str(error))
-    for options in ({"device_map": {"": "cpu"}}, {"mesh": 2}):
+    spreads: list[dict[str, Any]] = [{"device_map": {"": "cpu"}}, {"mesh": 2}]
+    for options in spreads:
         with pytest.raises(errors.InputError) as caught:
             dflash_fn.load_pair(checkpoints.folder(LLAMA), port=port, **options)
         assert str(caught.value) == f"port {name} keeps a model on one device; device_map and mesh are for port torch"

@@ -55,7 +55,13 @@ class Places:
         return self.embedding if name.startswith("model.embed_tokens.") else self.head
 
     def tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a view of a checkpoint whose tensors are where they go."""
+        """Return a view of a checkpoint whose tensors are where they go, or raise InputError if some have no data."""
+        empty = next((name for name, tensor in tensors.items() if tensor.is_meta), None)
+        if empty is not None:
+            raise errors.InputError(
+                f"tensor {empty!r} of the model in memory is offloaded and has no data here; "
+                "give the checkpoint's folder and a device_map, and it is read from there"
+            )
         return Moved(tensors, self)
 
 
@@ -67,13 +73,7 @@ class Moved(Mapping[str, Tensor]):
     places: Places
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self.tensors[name]
-        if tensor.is_meta:
-            raise errors.InputError(
-                f"tensor {name!r} of the model in memory is offloaded and has no data here; "
-                "give the checkpoint's folder and a device_map, and it is read from there"
-            )
-        return tensor.detach().to(self.places.of(name))
+        return self.tensors[name].detach().to(self.places.of(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)

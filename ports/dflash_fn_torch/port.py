@@ -147,7 +147,9 @@ class TorchPort:
         if self.share is None:
             return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
         made = target_pass(self.share.model(target), cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
-        return replace(made, logits=self.share.logits(made.logits, target.spec.vocab_size)) if head else made
+        if made.logits is None:
+            return made
+        return replace(made, logits=self.share.logits(made.logits, target.spec.vocab_size))
 
     def draft_context(
         self,
