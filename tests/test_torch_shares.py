@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import dflash_fn
-from dflash_fn import tolerances
+from dflash_fn import errors, tolerances
+from dflash_fn.cli.commands import app
+from dflash_fn.cli.processes import first_speaks
 from dflash_fn.records import Pair
 from tests.helpers.runs import run
 from tests.helpers.tiny import DraftDesign, TargetDesign, draft_tensors, target_tensors, write_checkpoint
@@ -23,7 +27,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("torch was built without gloo", allow_module_level=True)
 
-from tests.helpers.share_worker import CASES, PROMPTS, TOKENS, folders  # noqa: E402 (needs torch.distributed)
+from tests.helpers.share_worker import CASES, PROMPTS, TOKENS, WAYS, folders  # noqa: E402 (needs torch.distributed)
 
 ROOT = Path(__file__).resolve().parents[1]
 ODD = DraftDesign(TargetDesign(heads=3, kv_heads=3, inner=33), heads=3, kv_heads=3)
@@ -48,9 +52,13 @@ def single(root: Path, name: str) -> Pair:
     return dflash_fn.load_pair(*folders(root, name), dtype=CASES[name].dtype)
 
 
+def paths() -> dict[str, str]:
+    found = os.pathsep.join([str(ROOT), str(ROOT / "ports"), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": found}
+
+
 def started(root: Path, count: int) -> Shared:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "ports"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **paths(), "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-W", "error", "-m", "tests.helpers.share_worker", str(root)]
     processes = [
         subprocess.Popen([*line, str(rank), str(count)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -58,8 +66,8 @@ def started(root: Path, count: int) -> Shared:
     ]
     try:
         for process in processes:
-            _, errors = process.communicate(timeout=200)
-            assert process.returncode == 0, errors
+            _, complaints = process.communicate(timeout=200)
+            assert process.returncode == 0, complaints
     finally:
         for process in processes:
             process.kill()
@@ -93,7 +101,7 @@ def four(root: Path) -> Shared:
 def check_contract(shared: Shared, name: str) -> None:
     for said in shared.said:
         for key in PROMPTS:
-            assert said[name][key]["same"] == {"draft": True, "right": True, "corrupted": True}, (name, key)
+            assert said[name][key]["same"] == dict.fromkeys(WAYS[key], True), (name, key)
 
 
 def check_ranks(shared: Shared, name: str) -> None:
@@ -166,6 +174,77 @@ def test_what_cannot_be_shared_is_refused(two: Shared) -> None:
         "made with, or carry it over by save_state and load_state, or prefill again",
     }
     assert two.said[0]["refused"] == expected
+
+
+def test_a_model_in_memory_is_shared_as_its_folder_is(two: Shared) -> None:
+    for said in two.said:
+        assert said["memory"] == said["llama"]["short"]["emitted"]
+
+
+def test_generate_under_torchrun_speaks_once_and_says_what_one_process_says() -> None:
+    question = ["generate", "def add(a, b):", "--max-new-tokens", "12", "--json"]
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dflash_fn"]
+    shared = spoken([*line, *question, "--tensor-parallel", "2", "--check"])
+    check = shared.pop("check")
+    assert (check["tokens_identical"], check["logits_identical"]) == (True, True)
+    alone = json.loads(CliRunner().invoke(app, question).stdout)
+    assert {key: shared[key] for key in shared if not key.endswith("_s")} == {
+        key: alone[key] for key in alone if not key.endswith("_s")
+    }
+
+
+def spoken(line: list[str]) -> dict[str, Any]:
+    environment = {**os.environ, **paths(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    return json.loads(done.stdout)
+
+
+def test_processes_but_the_first_are_silent_and_end_alike(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, heard in (("0", "said\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        ended = end_in_an_error()
+        assert capsys.readouterr() == (heard, "")
+        if rank == "1":
+            assert ended == 2  # as the first process ends, where the error is told
+
+
+def end_in_an_error() -> int | None:
+    try:
+        with first_speaks(2):
+            typer.echo("said")
+            raise errors.InputError("no")
+    except errors.InputError:
+        return None
+    except typer.Exit as ended:
+        return ended.exit_code
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--tensor-parallel", "2", "--device-map", "auto"],
+            "error: --device-map and --tensor-parallel exclude each other; each says where the weights go",
+        ),
+        (["--tensor-parallel", "0"], "error: --tensor-parallel: got 0, expected 1 or more"),
+        (
+            ["--tensor-parallel", "2", "--chat"],
+            "error: --tensor-parallel: several processes cannot read one stdin; give the prompt on the command line",
+        ),
+        (["--port", "mlx", "--device-map", "auto"], "error: port mlx keeps a model on one device; device_map and mesh"),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_refused(flags: list[str], message: str) -> None:
+    if "mlx" in flags:
+        pytest.importorskip("mlx.core")
+    prompt = [] if "--chat" in flags else ["it"]
+    result = CliRunner().invoke(app, ["generate", *prompt, *flags])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)
 
 
 @pytest.mark.slow

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 
 import dflash_fn
@@ -24,14 +26,17 @@ from tests.helpers import proposers
 from tests.helpers.runs import Run, decode_plainly, run
 from tests.helpers.tiny import DraftDesign, TargetDesign, without_draft
 
-__all__ = ["CASES", "PROMPTS", "Case"]
+__all__ = ["CASES", "PROMPTS", "TOKENS", "WAYS", "Case"]
 
 PROMPTS = {
     "short": [[5, 9, 2, 7]],
     "chunks": [[(7 * i * i + 3 * i) % 31 for i in range(300)]],
     "rows": [[5, 9, 2, 7, 1, 30], [3]],
 }
-TOKENS = 14
+TOKENS = 10
+
+WAYS = {"short": ("right", "draft"), "chunks": ("draft",), "rows": ("corrupted", "draft")}
+"""Who drafts after each prompt: every message between processes costs a millisecond here."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,14 @@ def folders(root: Path, name: str) -> tuple[Path, Path]:
     return root / f"{name}-target", root / f"{name}-draft"
 
 
-def contract(pair: Pair, prompt: list[list[int]]) -> tuple[Run, dict[str, bool]]:
+def contract(pair: Pair, prompt: list[list[int]], ways: tuple[str, ...]) -> tuple[Run, dict[str, bool]]:
     """Decode with the draft, and say of each way of drafting whether all its bits are those without a draft (P01)."""
     plain = decode_plainly(dflash_fn.prefill(pair, prompt), without_draft(pair), TOKENS)
     texts = plain.last.tokens
-    ways = {"draft": None, "right": proposers.right(texts), "corrupted": proposers.corrupted(texts, 1, 0.3)}
+    guesses = {"draft": None, "right": proposers.right(texts), "corrupted": proposers.corrupted(texts, 1, 0.3)}
     drafted, same = plain, {}
-    for name, proposer in ways.items():
-        made = run(dflash_fn.prefill(pair, prompt), pair, max_new_tokens=TOKENS, proposer=proposer)
+    for name in ways:
+        made = run(dflash_fn.prefill(pair, prompt), pair, max_new_tokens=TOKENS, proposer=guesses[name])
         same[name] = made.emitted == plain.emitted and all(
             mine.tobytes() == other.tobytes() for mine, other in zip(made.logits, plain.logits, strict=True)
         )
@@ -79,7 +84,7 @@ def run_case(root: Path, name: str, pair: Pair) -> tuple[dict[str, Any], dict[st
     """Run a case's prompts, then save a state and go on from one that a single process saved."""
     said, arrays = {}, {}
     for key, prompt in PROMPTS.items():
-        made, same = contract(pair, prompt)
+        made, same = contract(pair, prompt, WAYS[key])
         said[key] = {"emitted": made.emitted, "accepted": made.accepted(), "same": same}
         arrays |= {f"{name}.{key}.{row}": logits for row, logits in enumerate(made.logits)}
     middle = dflash_fn.decode(dflash_fn.prefill(pair, PROMPTS["rows"]), pair, max_new_tokens=5, stop_token_ids=())
@@ -111,6 +116,16 @@ def refusals(root: Path, mesh: Any, pair: Pair) -> dict[str, str]:
     return {name: message(attempt) for name, attempt in tries.items()}
 
 
+def in_memory(folder: Path) -> Any:
+    """Return a folder's target as a module, with what the port asks of one."""
+    model: Any = torch.nn.Module()
+    config = json.loads((folder / "config.json").read_text())
+    model.config = SimpleNamespace(to_dict=lambda: config)
+    tensors = load_file(folder / "model.safetensors")
+    model.state_dict = lambda: tensors
+    return model
+
+
 def message(attempt: Callable[[], object]) -> str:
     """Return the text of the error that an attempt ends in."""
     try:
@@ -135,6 +150,8 @@ def main(folder: str, rank: str, count: str) -> None:
             arrays |= made
             if (name, shares) == ("llama", 2):
                 said["refused"] = refusals(root, mesh, pair)
+                held = dflash_fn.load_pair(in_memory(folders(root, name)[0]), mesh=mesh, dtype="float32")
+                said["memory"] = decode_plainly(dflash_fn.prefill(held, PROMPTS["short"]), held, TOKENS).emitted
     (root / f"said-{shares}-{me}.json").write_text(json.dumps(said))
     np.savez(root / f"logits-{shares}-{me}.npz", **arrays)  # pyright: ignore[reportArgumentType]
     dist.destroy_process_group()
