@@ -163,6 +163,24 @@ def test_accelerates_map_is_followed(design: TargetDesign) -> None:
     assert found.embedding == "cuda:0"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="accelerate would choose the GPUs")
+@pytest.mark.parametrize("strategy", placement.STRATEGIES)
+def test_each_strategy_works_where_there_is_a_cpu_alone(checkpoints: Checkpoints, strategy: str) -> None:
+    pytest.importorskip("accelerate")
+    pair = dflash_fn.load_pair(checkpoints.folder(SLIDING), device_map=strategy)
+    assert (pair.target.weights.places, pair.target.layout) == (("cpu",) * 4, "whole")
+
+
+def test_a_model_that_transformers_dispatched_is_read_where_it_lies(checkpoints: Checkpoints) -> None:
+    pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    folder = checkpoints.folder(LLAMA)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, device_map={"model": "cpu", "lm_head": "cpu"})
+    held, read = (dflash_fn.load_pair(source, dtype="float32") for source in (model, folder))
+    mine, theirs = (run(dflash_fn.prefill(pair, [5, 9, 2]), pair, max_new_tokens=6) for pair in (held, read))
+    assert (mine.emitted, mine.logits[0].tobytes()) == (theirs.emitted, theirs.logits[0].tobytes())
+
+
 def _tensors(design: TargetDesign) -> dict[str, np.ndarray]:
     from tests.helpers.tiny import target_tensors
 

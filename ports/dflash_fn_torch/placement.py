@@ -148,7 +148,7 @@ def _layer_place(rules: Mapping[str, str], layer: str) -> str:
 
 
 def map_of(
-    strategy: str, config: Mapping[str, Any], dtype: torch.dtype, memory: Mapping[int | str, int] | None = None
+    strategy: str, config: Mapping[str, Any], dtype: torch.dtype, memory: Mapping[Any, int] | None = None
 ) -> dict[str, Any]:
     """Return the map that accelerate makes of a target, from its config alone.
 
@@ -162,8 +162,8 @@ def map_of(
         BackendMissing: accelerate is not installed.
     """
     try:
-        from accelerate import infer_auto_device_map
-        from accelerate.utils import get_balanced_memory, get_max_memory
+        from accelerate import infer_auto_device_map  # pyright: ignore[reportMissingImports] (an extra)
+        from accelerate.utils import get_balanced_memory, get_max_memory  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise errors.BackendMissing(
             f"device_map: {strategy!r} needs accelerate, which is not installed; run: "
