@@ -237,8 +237,11 @@ def target_pass(
             x, chunk = moved(x, chunk, weights.places[layer])
         x = layer_pass(spec, weights.layers[layer], layer, chunk, reach, x)
         if layer in taps:
-            tapped[layer] = x.to(weights.norm.device)
-    last = rms_norm(x.to(weights.norm.device), weights.norm, spec.norm_eps)
+            tapped[layer] = x
+    if weights.places is not None:
+        home = weights.norm.device
+        x, tapped = x.to(home), {layer: tap.to(home) for layer, tap in tapped.items()}
+    last = rms_norm(x, weights.norm, spec.norm_eps)
     if spec.num_layers - 1 in tapped:
         tapped[spec.num_layers - 1] = last
     features = torch.cat([tapped[i] for i in taps], dim=-1).view(*tokens.shape, -1) if taps else None

@@ -166,8 +166,19 @@ class Share:
         return torch.cat(self.gathered(part), dim=dim)
 
     def logits(self, part: Tensor, size: int) -> Tensor:
-        """Return logits over the whole vocabulary."""
-        return part if part.shape[-1] == size else self.joined(part, -1)
+        """Return logits over the whole vocabulary, with the same bits in all processes, whatever they run on.
+
+        Where the head is whole in each, they are the first one's: one other bit at a near tie, and the processes would
+        go on from different tokens.
+        """
+        return self.joined(part, -1) if part.shape[-1] < size else self.of_first(part)
+
+    @torch.inference_mode()
+    def of_first(self, whole: Tensor) -> Tensor:
+        """Return what the process of rank 0 has."""
+        sent = whole.contiguous()
+        dist.broadcast(sent, group=self.mesh.get_group(), group_src=0)
+        return sent
 
 
 @dataclass(frozen=True, slots=True)
