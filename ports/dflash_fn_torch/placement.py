@@ -162,8 +162,8 @@ def map_of(
         BackendMissing: accelerate is not installed.
     """
     try:
-        from accelerate import infer_auto_device_map  # pyright: ignore[reportMissingImports] (an extra)
-        from accelerate.utils import get_balanced_memory, get_max_memory  # pyright: ignore[reportMissingImports]
+        from accelerate import infer_auto_device_map
+        from accelerate.utils import get_balanced_memory, get_max_memory
     except ImportError:
         raise errors.BackendMissing(
             f"device_map: {strategy!r} needs accelerate, which is not installed; run: "
@@ -171,7 +171,7 @@ def map_of(
         ) from None
     model = _empty_model(config, dtype)
     whole: list[str] = list(model._no_split_modules or ())
-    given = dict(memory) if memory is not None else None
+    given: dict[int | str, int | str] | None = dict(memory) if memory is not None else None
     if strategy == "sequential":
         given = get_max_memory(given)
     else:
