@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from dflash_fn import errors
 from dflash_fn.config import DecoderSpec
 
-__all__ = ["Reader", "centered_norms", "check_bits", "check_format", "read_folder", "text_part"]
+__all__ = ["Reader", "centered_norms", "check_bits", "check_format", "one_device", "read_folder", "text_part"]
 
 log = logging.getLogger("dflash_fn")
 
@@ -164,6 +164,11 @@ def check_format(port: str, name: str, spec: DecoderSpec, *known: str) -> None:
             f"{name}: its matrices are quantised in the format {spec.quantization!r}, which port {port} does not read; "
             f"use the float checkpoint{', or the one in the format ' + known[0] if known else ''}"
         )
+
+
+def one_device(port: str) -> errors.InputError:
+    """Return the error of a port that is asked to spread a model and has one device."""
+    return errors.InputError(f"port {port} keeps a model on one device; device_map and mesh are for port torch")
 
 
 def check_bits(port: str, bits: int | None) -> None:

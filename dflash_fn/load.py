@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ def load_pair(
     port: str | Port = "torch",
     dtype: str | None = None,
     device: str | None = None,
+    device_map: Mapping[str, Any] | str | None = None,
+    mesh: Any = None,
     tokenizer: Any = None,
     draft_bits: int | None = None,
     name: str | None = None,
@@ -45,6 +48,11 @@ def load_pair(
         dtype: `float32`, `bfloat16` or `float16`; None takes float32 on a CPU, the checkpoint's own on an
             accelerator, and a model in memory's own.
         device: the port's name of a device; None takes its first, and a model in memory's own.
+        device_map: where the layers of a large target go (torch): a map of transformers, from names of modules to
+            devices, or a way to make one (`auto`, `balanced`, `balanced_low_0`, `sequential`). None for one device,
+            or what a model in memory has as `hf_device_map`.
+        mesh: the processes that share each layer (torch): a `DeviceMesh` of one dimension, or how many `torchrun`
+            has started. All of them then call everything alike, and get the same tokens.
         tokenizer: a tokenizer, or a folder to read one from; None reads the target's folder if it holds one.
         draft_bits: bits to round the draft's matrices to when they are read (mlx: 4 or 8, say), so that it is faster;
             the text stays the target's. None leaves them as they are.
@@ -57,7 +65,8 @@ def load_pair(
         HiddenSizeMismatch, VocabularyMismatch, TappedLayerMismatch, TargetLayersMismatch, MaskTokenMismatch,
         TokenizerMismatch: the parts do not fit each other.
         CheckpointError: weights that are missing, damaged or of other shapes.
-        InputError: what is neither folder, hub id nor model of the port, or what the port does not have.
+        InputError: what is neither folder, hub id nor model of the port, or what the port does not have; a map, a
+            mesh or a model that cannot be spread.
     """
     engine = _engine(port)
     source = _resolved(engine, target, "target")
@@ -66,6 +75,8 @@ def load_pair(
     draft_spec = parse_draft(draft_source.config, name=draft_source.name) if draft_source else None
     if draft_spec:
         check_pair(spec, draft_spec)
+    if device_map is not None or mesh is not None:
+        engine = _spread(engine, [spec, draft_spec], device, device_map, mesh)
     words = read_tokenizer(engine, source, tokenizer)
     if words is not None:
         check_tokenizer(spec, words, draft_source)
@@ -144,6 +155,15 @@ def _engine(port: Any) -> Port:
             f"port: got {reprlib.repr(port)}, expected a port or the name of one: {', '.join(port_names())}"
         )
     return port
+
+
+def _spread(port: Port, specs: list[Any], device: str | None, device_map: Any, mesh: Any) -> Port:
+    if device_map is not None and mesh is not None:
+        raise errors.InputError("device_map and mesh exclude each other; a mesh has a device for each process")
+    if device is not None:
+        other = "device_map" if device_map is not None else "mesh"
+        raise errors.InputError(f"device and {other} exclude each other; {other} says where the weights go")
+    return port.spread(*(spec for spec in specs if spec is not None), device_map=device_map, mesh=mesh)
 
 
 def _resolved(port: Port, source: Any, role: str) -> Source:

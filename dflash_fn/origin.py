@@ -7,6 +7,7 @@ the way to carry a state over to another port or device, or to a copy of the che
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dflash_fn import errors
@@ -18,7 +19,8 @@ __all__ = ["check_pair_type", "check_state", "origin_of"]
 def origin_of(pair: Pair) -> Origin:
     """Return what the caches belong to that this pair computes."""
     target, draft = pair.target, pair.draft
-    return Origin(pair.port.name, target.dtype, target.device, _place(target), _place(draft) if draft else None)
+    guess = _place(draft) if draft else None
+    return Origin(pair.port.name, target.dtype, target.device, _place(target), guess, target.layout)
 
 
 def check_pair_type(pair: Any) -> None:
@@ -46,7 +48,7 @@ def check_state(state: Any, pair: Any) -> None:
 
 
 def _difference(made: Origin, mine: Origin) -> str:
-    for name in ("port", "target", "dtype", "device"):
+    for name in ("port", "target", "dtype", "device", "layout"):
         theirs, ours = getattr(made, name), getattr(mine, name)
         if theirs != ours:
             return (
@@ -65,7 +67,7 @@ def _difference(made: Origin, mine: Origin) -> str:
 
 
 def _with_draft(origin: Origin, draft: str | None) -> Origin:
-    return Origin(origin.port, origin.dtype, origin.device, origin.target, draft)
+    return replace(origin, draft=draft)
 
 
 def _place(model: Model[Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dflash_fn.config import DraftSpec, TargetSpec
+from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
 from dflash_fn.container import Bits
 from dflash_fn.records import Array, Cache, Model
 from dflash_fn.sources import Source
@@ -90,6 +90,19 @@ class Port(Protocol):
 
     def config_of(self, obj: Any) -> dict[str, Any] | None:
         """Return what config.json would say of an object that the port claims; None where the object has no config."""
+        ...
+
+    def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
+        """Return this port, set to spread what it loads over several devices or processes; see `dflash_fn.load_pair`.
+
+        Args:
+            specs: of the target, and of the draft where there is one: what is to be spread.
+            device_map: where each layer of the target goes, or a way to find that out; None with a mesh.
+            mesh: the processes that share each layer; None with a map.
+
+        Raises:
+            InputError: a port, a map, a mesh or a model for which that cannot be.
+        """
         ...
 
     def load_target(

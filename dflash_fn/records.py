@@ -68,6 +68,7 @@ class Model(Generic[Spec]):
         dtype: `float32`, `bfloat16` or `float16`.
         device: the port's name of the device, such as `cpu` or `cuda:0`.
         source: where the weights came from; None for weights made by hand.
+        layout: how the port has spread them over devices or processes, in words; `whole` where it has not.
     """
 
     spec: Spec
@@ -75,6 +76,7 @@ class Model(Generic[Spec]):
     dtype: str
     device: str
     source: Source | None = None
+    layout: str = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Origin:
         device: of the target.
         target: the folder that its weights came from; for a model in memory, its name and address.
         draft: the same for the draft; None where the state has no draft's cache.
+        layout: of the target.
     """
 
     port: str
@@ -131,6 +134,7 @@ class Origin:
     device: str
     target: str
     draft: str | None
+    layout: str = "whole"
 
 
 @dataclass(frozen=True, slots=True)

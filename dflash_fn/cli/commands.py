@@ -11,6 +11,7 @@ from dflash_fn.cli import exits
 from dflash_fn.cli.block_size import block_size as read_block_size
 from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
 from dflash_fn.cli.policy import PolicyOptions
+from dflash_fn.cli.processes import first_speaks
 
 __all__ = ["app"]
 
@@ -124,6 +125,12 @@ def generate(
     resume: Annotated[
         str | None, typer.Option(metavar="FILE", help="Go on from a saved state; the prompt, if any, is added to it.")
     ] = None,
+    device_map: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Spread the target's layers over devices: auto, balanced ...")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(metavar="N", help="Share each layer among the N processes that torchrun started.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt, or answer it.
@@ -132,7 +139,7 @@ def generate(
     prompt is a user's message; elsewhere, and with --raw, the text goes on from it. A saved state is gone on with in
     the same way; without a prompt it is just decoded further.
     """
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, device_map, tensor_parallel)
     options = Options(
         load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume,
         PolicyOptions(policy, temperature, top_k, top_p, min_p),
@@ -141,7 +148,7 @@ def generate(
         from dflash_fn.cli.chat import chat as command
     else:
         from dflash_fn.cli.generate import generate as command
-    with exits.handled():
+    with exits.handled(), first_speaks(tensor_parallel):
         command(options)
 
 

@@ -33,6 +33,8 @@ class PairOptions:
         port: as registered.
         dtype: of the weights; None leaves it to the port.
         device: the port's name of it; None leaves it to the port.
+        device_map: how a target's layers are spread over devices; None for one device.
+        tensor_parallel: processes that share each layer; None for one process.
     """
 
     pair: str | None = None
@@ -41,6 +43,8 @@ class PairOptions:
     port: str = "torch"
     dtype: str | None = None
     device: str | None = None
+    device_map: str | None = None
+    tensor_parallel: int | None = None
 
     @property
     def zoo_name(self) -> str | None:
@@ -97,6 +101,16 @@ def check_load(load: PairOptions) -> None:
             raise InputError(f"{flag}: got an empty name")
     if load.dtype is not None and load.dtype not in DTYPES:
         raise InputError(f"--dtype: got {load.dtype!r}, expected one of: {', '.join(DTYPES)}")
+    _check_spread(load)
+
+
+def _check_spread(load: PairOptions) -> None:
+    places = {"--device": load.device, "--device-map": load.device_map, "--tensor-parallel": load.tensor_parallel}
+    given = [flag for flag, value in places.items() if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]} exclude each other; each says where the weights go")
+    if load.tensor_parallel is not None and load.tensor_parallel < 1:
+        raise InputError(f"--tensor-parallel: got {load.tensor_parallel}, expected 1 or more")
 
 
 def _check_numbers(options: Options) -> None:
@@ -116,6 +130,10 @@ def _check_numbers(options: Options) -> None:
 
 
 def _check_modes(options: Options) -> None:
+    if options.load.tensor_parallel is not None and (options.chat or options.prompt == "-"):
+        raise InputError(
+            "--tensor-parallel: several processes cannot read one stdin; give the prompt on the command line"
+        )
     if options.chat:
         for flag, given in (("--json", options.json), ("--check", options.check)):
             if given:

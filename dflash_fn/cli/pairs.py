@@ -46,6 +46,8 @@ def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool =
                 port=options.port,
                 dtype=options.dtype,
                 device=options.device,
+                device_map=options.device_map,
+                mesh=options.tensor_parallel,
                 name=name if name and not options.draft else _name(options),
             )
     _quieten()

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from dflash_fn import errors
-from dflash_fn.checkpoint import check_bits, check_format
-from dflash_fn.config import DraftSpec, TargetSpec
+from dflash_fn.checkpoint import check_bits, check_format, one_device
+from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
 from dflash_fn.container import Bits
 from dflash_fn.memory import peak_host_memory
 from dflash_fn.port import Port, PortInfo, TargetPass
@@ -71,6 +71,11 @@ class JaxPort:
         """None: the port claims no objects."""
         del obj
         return None
+
+    def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
+        """Raise: one device holds everything here."""
+        del specs, device_map, mesh
+        raise one_device(self.name)
 
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None

@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from dflash_fn import errors
-from dflash_fn.checkpoint import check_format
+from dflash_fn.checkpoint import check_format, one_device
 from dflash_fn.config import DecoderSpec, DraftSpec, TargetSpec
 from dflash_fn.container import Bits
 from dflash_fn.port import Port, PortInfo, TargetPass
@@ -70,6 +70,11 @@ class MlxPort:
                 "and with i + head_dim / 2 here"
             )
         return {**asdict(args), "eos_token_id": None}
+
+    def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
+        """Raise: one device holds everything here."""
+        del specs, device_map, mesh
+        raise one_device(self.name)
 
     def load_target(
         self, source: Source, spec: TargetSpec, *, dtype: str | None, device: str | None

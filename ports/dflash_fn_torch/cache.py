@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -143,13 +144,17 @@ def new(
     capacity: int,
     *,
     dtype: torch.dtype,
-    device: str,
+    device: str | Sequence[str],
     window: int | None = None,
 ) -> Cache:
-    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer; a window bounds the capacity."""
+    """Return an empty cache of [rows, heads, capacity rounded up, dim] for each layer; a window bounds the capacity.
+
+    The device is that of all layers, or there is one for each.
+    """
     shape = (rows, heads, _bounded(capacity, window), dim)
-    keys = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
-    values = tuple(torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers))
+    places = (device,) * layers if isinstance(device, str) else device
+    keys = tuple(torch.zeros(shape, dtype=dtype, device=place) for place in places)
+    values = tuple(torch.zeros(shape, dtype=dtype, device=place) for place in places)
     zeros = (0,) * rows
     return Cache(Buffer(keys, values, CopyCounts(), zeros, zeros, window), zeros, zeros)
 

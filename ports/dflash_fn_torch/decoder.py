@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
@@ -49,12 +49,21 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """Weights of a target; `head` holds the values of `embedding` where the checkpoint ties them."""
+    """Weights of a target.
+
+    Attributes:
+        embedding: [V, H].
+        layers: the decoder layers.
+        norm: [H], before the head.
+        head: [V, H], the values of `embedding` where the checkpoint ties them; of a share, a part of the rows.
+        places: the device of each layer; None where everything is on one.
+    """
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Tensor
+    places: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +198,17 @@ def _heads(
     return q, k, v, gate
 
 
+def moved(x: Tensor, chunk: Chunk, place: str) -> tuple[Tensor, Chunk]:
+    """Return hidden states, and what the layers of a pass share, on the next layer's device.
+
+    Between CUDA devices these are copies in the order of their streams, which the host does not wait for.
+    """
+    if x.device == torch.device(place):
+        return x, chunk
+    masks = {reach: mask.to(place) for reach, mask in chunk.masks.items()}
+    return x.to(place), replace(chunk, cos=chunk.cos.to(place), sin=chunk.sin.to(place), masks=masks)
+
+
 def target_reach(spec: DecoderSpec, kind: LayerKind) -> Reach:
     """What a target's layer of this kind sees."""
     return Reach(causal=True, window=spec.sliding_window if kind is LayerKind.SLIDING else None)
@@ -210,12 +230,17 @@ def target_pass(
     family = parts.append(cache, tokens.shape[1])
     reaches = [target_reach(spec, kind) for kind in spec.layer_kinds]
     chunk = chunk_at(spec, family, reaches, exact_rows, weights.embedding)
-    x = F.embedding(tokens, weights.embedding).view(tokens.numel(), -1)
+    x = F.embedding(tokens.to(weights.embedding.device), weights.embedding).view(tokens.numel(), -1)
     tapped = {}
     for layer, reach in enumerate(reaches):
+        if weights.places is not None:
+            x, chunk = moved(x, chunk, weights.places[layer])
         x = layer_pass(spec, weights.layers[layer], layer, chunk, reach, x)
         if layer in taps:
             tapped[layer] = x
+    if weights.places is not None:
+        home = weights.norm.device
+        x, tapped = x.to(home), {layer: tap.to(home) for layer, tap in tapped.items()}
     last = rms_norm(x, weights.norm, spec.norm_eps)
     if spec.num_layers - 1 in tapped:
         tapped[spec.num_layers - 1] = last

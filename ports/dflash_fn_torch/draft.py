@@ -100,7 +100,7 @@ def draft_pass(
     # The block's own K and V are written behind the context and forgotten with this family.
     family = parts.append(cache, block.shape[1])
     chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET)
-    x = F.embedding(block, owner.embedding).view(block.numel(), -1)
+    x = F.embedding(block.to(owner.embedding.device), owner.embedding).to(block.device).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale
     for index, reach in enumerate(reaches):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,10 +44,12 @@ class Projection:
         weights: [out_i, in] each, as `pack` returns them; one fused matrix wherever they are copied anyway, several
             where they belong to a model in memory and are used in place.
         bias: [sum of out_i] or None.
+        total: makes of a product over a share of the inputs the whole one, before the bias; None where all are here.
     """
 
     weights: tuple[Tensor, ...]
     bias: Tensor | None = None
+    total: Callable[[Tensor], Tensor] | None = None
 
 
 def product(
@@ -108,6 +111,8 @@ def project(
     """Apply a projection to a token a row."""
     parts = [product(x, weight, groups) for weight in projection.weights]
     y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    if projection.total is not None:
+        y = projection.total(y)
     return y if projection.bias is None else y + projection.bias
 
 

@@ -110,17 +110,19 @@ def places(kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
     return tuple(kinds[:layer].count(kind) for layer, kind in enumerate(kinds))
 
 
-def new(spec: DecoderSpec, capacity: int, *, dtype: torch.dtype, device: str) -> Cache:
-    """Return an empty cache of one row with room for `capacity` tokens."""
+def new(spec: DecoderSpec, capacity: int, *, dtype: torch.dtype, places: Sequence[str]) -> Cache:
+    """Return an empty cache of one row with room for `capacity` tokens; each layer's part of it is in its place."""
 
     def store(kind: LayerKind, window: int | None) -> kv.Cache:
-        layers = len(spec.layers_of(kind))
+        mine = [places[layer] for layer in spec.layers_of(kind)]
         heads, dim = spec.num_kv_heads, spec.head_dim
-        return kv.new(layers, 1, heads, dim, capacity, dtype=dtype, device=device, window=window)
+        return kv.new(len(mine), 1, heads, dim, capacity, dtype=dtype, device=mine, window=window)
 
     sliding = store(LayerKind.SLIDING, spec.sliding_window) if spec.layers_of(LayerKind.SLIDING) else None
     states = tuple(
-        (gated_delta.empty(spec.delta, dtype, device),) for _ in spec.layers_of(LayerKind.DELTA) if spec.delta
+        (gated_delta.empty(spec.delta, dtype, places[layer]),)
+        for layer in spec.layers_of(LayerKind.DELTA)
+        if spec.delta
     )
     recent = Recent(sliding, states)
     return Cache(spec.layer_kinds, store(LayerKind.FULL, None), recent, recent)

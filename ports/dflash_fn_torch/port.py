@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat.torch as xp
@@ -24,10 +25,12 @@ from dflash_fn_torch import moves, parts
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
+from dflash_fn_torch.placement import checked_map, map_in_memory, map_of, places_of
 from dflash_fn_torch.weights import read_draft, read_target
 
 if TYPE_CHECKING:
     from dflash_fn.train.trainer import Trainer
+    from dflash_fn_torch.sharding import Share
 
 __all__ = ["TorchPort", "load"]
 
@@ -37,11 +40,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class TorchPort:
-    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`."""
+    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`.
+
+    Attributes:
+        name: see `dflash_fn.port.Port`.
+        prefill_width: the same.
+        max_width: the same.
+        share: what this process holds of models that several share; None where it holds all of them.
+        device_map: where the layers of a target that is loaded go, or how to find out; None for one device.
+    """
 
     name: str = "torch"
     prefill_width: int = 256
     max_width: int = MAX_WIDTH
+    share: Share | None = None
+    device_map: Mapping[str, Any] | str | None = None
 
     @property
     def xp(self) -> Any:
@@ -52,6 +65,14 @@ class TorchPort:
         """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
         return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+
+    def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
+        """Take a map of `placement`, or a share of a mesh; what that needs is imported only now."""
+        if device_map is not None:
+            return replace(self, device_map=checked_map(device_map))
+        from dflash_fn_torch.mesh import share_of
+
+        return replace(self, share=share_of(mesh, *specs))
 
     def trainer(self) -> Trainer:
         """Return what trains here (`dflash_fn.train.trainer.Trains`); imported only when it is asked for."""
@@ -81,8 +102,13 @@ class TorchPort:
     ) -> Model[TargetSpec]:
         """Read a target; off the CPU a module's own tensors are used in place where dtype and device allow."""
         check_format(self.name, source.name, spec)
-        place = self._device(source, device)
+        device_map = self.device_map or (None if device or self.share else map_in_memory(source.obj))
+        if device_map is not None:
+            return self._placed(source, spec, device_map, dtype)
+        place = self.share.device if self.share else self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
+        if self.share is not None:
+            return _shares().load_target(self.share, source, spec, name, _dtype(name))
         return Model(spec, read_target(source, spec, _dtype(name), place), name, place, source)
 
     def load_draft(
@@ -91,6 +117,8 @@ class TorchPort:
         """Read a draft; there are no quantised products here."""
         check_format(self.name, source.name, spec)
         check_bits(self.name, bits)
+        if self.share is not None:
+            return _shares().load_draft(self.share, source, spec, target, _dtype(target.dtype))
         weights = read_draft(source, spec, _dtype(target.dtype), target.device)
         return Model(spec, weights, target.dtype, target.device, source)
 
@@ -102,7 +130,8 @@ class TorchPort:
 
     def new_cache(self, model: Model[Any], capacity: int) -> parts.Cache:
         """Allocate zeros."""
-        return parts.new(model.spec, capacity, dtype=_dtype(model.dtype), device=model.device)
+        spec = self.share.spec(model.spec) if self.share else model.spec
+        return parts.new(spec, capacity, dtype=_dtype(model.dtype), places=_places(model))
 
     def target_pass(
         self,
@@ -115,7 +144,12 @@ class TorchPort:
         exact_rows: bool,
     ) -> TargetPass:
         """See `decoder.target_pass`."""
-        return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+        if self.share is None:
+            return target_pass(target, cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+        made = target_pass(self.share.model(target), cache, tokens, taps=taps, head=head, exact_rows=exact_rows)
+        if made.logits is None:
+            return made
+        return replace(made, logits=self.share.logits(made.logits, target.spec.vocab_size))
 
     def draft_context(
         self,
@@ -127,13 +161,17 @@ class TorchPort:
         exact_rows: bool,
     ) -> parts.Cache:
         """See `draft.draft_context`."""
-        return draft_context(draft, cache, features, counts, exact_rows=exact_rows)
+        run = self.share.model(draft) if self.share else draft
+        return draft_context(run, cache, features, counts, exact_rows=exact_rows)
 
     def draft_pass(
         self, draft: Model[DraftSpec], target: Model[TargetSpec], cache: parts.Cache, block: Tensor, *, exact_rows: bool
     ) -> Tensor:
         """See `draft.draft_pass`."""
-        return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
+        if self.share is None:
+            return draft_pass(draft, target, cache, block, exact_rows=exact_rows)
+        part = draft_pass(self.share.model(draft), target, cache, block, exact_rows=exact_rows)
+        return self.share.logits(part, draft.spec.vocab_size)
 
     @torch.inference_mode()
     def select(self, family: parts.Family, counts: tuple[int, ...]) -> parts.Cache:
@@ -188,8 +226,11 @@ class TorchPort:
         return (known.view(torch.bfloat16) if bits.dtype == "bfloat16" else known).to(device)
 
     def export_cache(self, cache: parts.Cache) -> dict[str, Bits]:
-        """See `moves.export`."""
-        return {name: self.to_bits(tensor) for name, tensor in moves.export(cache).items()}
+        """See `moves.export`; of several processes, all must call this, and each gets the whole."""
+        tensors = moves.export(cache)
+        if self.share is not None:
+            tensors = _shares().whole(self.share, tensors)
+        return {name: self.to_bits(tensor) for name, tensor in tensors.items()}
 
     @torch.inference_mode()
     def import_cache(
@@ -201,7 +242,10 @@ class TorchPort:
         capacity: int,
     ) -> parts.Cache:
         """See `moves.restore`."""
-        tensors = {name: self.from_bits(bits, model.device) for name, bits in arrays.items()}
+        places = _places(model)
+        tensors = {name: self.from_bits(bits, places[int(name.split(".")[0])]) for name, bits in arrays.items()}
+        if self.share is not None:
+            tensors = _shares().own(self.share, tensors)
         return moves.restore(self.new_cache(model, capacity), tensors, lengths, marks)
 
     def raw_tensors(self, obj: torch.nn.Module) -> Iterator[tuple[str, str, tuple[int, ...], list[bytes]]]:
@@ -214,6 +258,20 @@ class TorchPort:
                 bits = self.to_bits(tensor)
                 yield name, SHORT[bits.dtype], tuple(tensor.shape), [np.ascontiguousarray(bits.values).tobytes()]
 
+    def _placed(
+        self, source: Source, spec: TargetSpec, device_map: Mapping[str, Any] | str, dtype: str | None
+    ) -> Model[TargetSpec]:
+        """Read a target whose layers lie on several devices; in its own dtype where one of them may be no CPU."""
+        known = self.info().devices
+        name = dtype or (_own_dtype(source, spec) if source.obj is not None or known[0] != "cpu" else "float32")
+        kind = _dtype(name)
+        if isinstance(device_map, str):
+            device_map = map_of(device_map, source.config, kind)
+        places = places_of(device_map, spec, known)
+        weights = read_target(source, spec, kind, None, view=places.tensors, head_of=lambda head: head.to(places.head))
+        weights = replace(weights, places=places.layers)
+        return Model(spec, weights, name, places.head, source, places.layout)
+
     def _device(self, source: Source, device: str | None) -> str:
         known = self.info().devices
         if device is None:
@@ -222,6 +280,19 @@ class TorchPort:
         if place not in known:
             raise errors.InputError(f"port torch has no device {device!r} here; it has: {', '.join(known)}")
         return place
+
+
+def _places(model: Model[Any]) -> tuple[str, ...]:
+    """Return the device of each layer."""
+    places = getattr(model.weights, "places", None)
+    return places if places is not None else (model.device,) * model.spec.num_layers
+
+
+def _shares() -> ModuleType:
+    """Return what runs shares of models; imported only where there are some, for it needs torch's DTensor."""
+    from dflash_fn_torch import shares
+
+    return shares
 
 
 def _own_dtype(source: Source, spec: DecoderSpec) -> str:

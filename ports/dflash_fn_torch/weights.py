@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +20,10 @@ from dflash_fn_torch.draft import DraftWeights
 from dflash_fn_torch.gated_delta import DeltaWeights
 from dflash_fn_torch.ops import Projection, pack
 
-__all__ = ["open_reader", "read_draft", "read_target"]
+__all__ = ["View", "open_reader", "read_draft", "read_target"]
+
+View: TypeAlias = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Makes of all tensors of a checkpoint those that are read: shares of them, say (`dflash_fn_torch.sharding`)."""
 
 
 @dataclass(slots=True)
@@ -26,11 +31,11 @@ class TorchReader(Reader[Tensor]):
     """A reader that knows how its source stores norms.
 
     Attributes:
-        device: where tensors go.
+        device: where tensors go; None for where they are.
         centered: whether norms lack the 1 that is to be added to them; None where they are as Llama's.
     """
 
-    device: str
+    device: str | None
     centered: bool | None
 
     def exact(self, name: str, *shape: int) -> Tensor:
@@ -44,11 +49,20 @@ class TorchReader(Reader[Tensor]):
         return self.exact(name, size) + (1.0 if self.centered else 0.0)
 
 
-def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool = False) -> TorchReader:
+def open_reader(
+    source: Source, dtype: torch.dtype, device: str | None, *, hybrid: bool = False, view: View | None = None
+) -> TorchReader:
     """Open a source's tensors.
 
     On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from. A model
     in memory on an accelerator is used in place. Of a hybrid, only the text part is there, in the names of text models.
+
+    Args:
+        source: what to read.
+        dtype: of what is handed out.
+        device: where that goes; None leaves it where `view` has put it.
+        hybrid: whether the source's family is one.
+        view: makes of the tensors what is to be read in place of them.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
@@ -60,10 +74,11 @@ def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool
         tensors = read_folder(source.folder, _read_file, (SafetensorError, OSError))
     from_files = source.obj is None
     centered = centered_norms(tensors) if hybrid else None
+    tensors = text_part(source.name, tensors) if hybrid else tensors
     # Tensors from files are views of mapped memory, which would change with the file: own weights are copies.
     return TorchReader(
         source.name,
-        text_part(source.name, tensors) if hybrid else tensors,
+        view(tensors) if view else tensors,
         lambda x: x.detach().to(device=device, dtype=dtype, copy=from_files),
         joins=from_files or device == "cpu",
         device=device,
@@ -77,8 +92,24 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
-def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: str) -> TargetWeights:
+def read_target(
+    source: Source,
+    spec: TargetSpec,
+    dtype: torch.dtype,
+    device: str | None,
+    *,
+    view: View | None = None,
+    head_of: Callable[[Tensor], Tensor] | None = None,
+) -> TargetWeights:
     """Read a target's weight tree, in transformers' names.
+
+    Args:
+        source: what to read.
+        spec: of what is run, be it a share.
+        dtype: of the weights.
+        device: where they go; None leaves them where `view` has put them.
+        view: as in `open_reader`.
+        head_of: makes of the whole head the one to multiply with.
 
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
@@ -88,7 +119,7 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
         raise errors.UnsupportedModel(
             f"{source.name}: got head_dim {spec.head_dim}; port torch runs heads whose size is a multiple of 4"
         )
-    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", view=view)
     embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_read_layer(reader, spec, i, f"model.layers.{i}") for i in range(spec.num_layers))
     norm = reader.norm("model.norm.weight", spec.hidden_size)
@@ -98,17 +129,19 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
     else:
         head = reader.take("lm_head.weight", spec.vocab_size, spec.hidden_size)
     reader.finish()
-    return TargetWeights(embedding, layers, norm, pack(head))
+    return TargetWeights(embedding, layers, norm, pack(head_of(head) if head_of else head))
 
 
-def read_draft(source: Source, spec: DraftSpec, dtype: torch.dtype, device: str) -> DraftWeights:
-    """Read a draft's weight tree, in upstream's names.
+def read_draft(
+    source: Source, spec: DraftSpec, dtype: torch.dtype, device: str, *, view: View | None = None
+) -> DraftWeights:
+    """Read a draft's weight tree, in upstream's names; `view` as in `open_reader`.
 
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
-    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", view=view)
     fuse = Projection((pack(reader.take("fc.weight", hidden, taps * hidden)),))
     context_norm = reader.take("hidden_norm.weight", hidden)
     layers = tuple(_read_layer(reader, spec, i, f"layers.{i}") for i in range(spec.num_layers))
