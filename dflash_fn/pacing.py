@@ -170,6 +170,9 @@ def auto(state: DecodeState, pair: Pair, *, proposer: Proposer | None = None) ->
         pair: target, draft and port.
         proposer: as in `decode`.
 
+    Raises:
+        InputError: the pair is shared by several processes, whose clocks differ.
+
     Guarantees:
         P01: whatever is picked, an invariant policy's tokens and the bits of their logits are those of `block_size=1`
             at the same width. `decode` refuses other policies, whose text would hang on the machine's speed.
@@ -181,4 +184,9 @@ def auto(state: DecodeState, pair: Pair, *, proposer: Proposer | None = None) ->
         >>> state = dflash_fn.prefill(pair, "def add(a, b):")
         >>> state = dflash_fn.decode(state, pair, max_new_tokens=8, block_size=pacing.auto(state, pair))
     """
+    if pair.target.shared:
+        raise errors.InputError(
+            "block_size auto: the pair is shared by several processes, whose clocks would choose different blocks; give "
+            "a number, or the same costs to each: pacing.Adaptive({1: ..., 8: ...})"
+        )
     return Adaptive(measure(state, pair, proposer=proposer))

@@ -78,6 +78,11 @@ class Model(Generic[Spec]):
     source: Source | None = None
     layout: str = "whole"
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes hold the rest of each layer, so that all must take the same steps."""
+        return self.layout.startswith("share ")
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -232,6 +232,10 @@ def end_in_an_error() -> int | None:
         ),
         (["--tensor-parallel", "0"], "error: --tensor-parallel: got 0, expected 1 or more"),
         (
+            ["--tensor-parallel", "2", "--block-size", "auto"],
+            "error: --tensor-parallel: several processes time a step differently; give --block-size a number",
+        ),
+        (
             ["--tensor-parallel", "2", "--chat"],
             "error: --tensor-parallel: several processes cannot read one stdin; give the prompt on the command line",
         ),

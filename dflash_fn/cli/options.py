@@ -134,6 +134,8 @@ def _check_modes(options: Options) -> None:
         raise InputError(
             "--tensor-parallel: several processes cannot read one stdin; give the prompt on the command line"
         )
+    if options.load.tensor_parallel is not None and options.block_size == AUTO:
+        raise InputError("--tensor-parallel: several processes time a step differently; give --block-size a number")
     if options.chat:
         for flag, given in (("--json", options.json), ("--check", options.check)):
             if given:

@@ -69,6 +69,12 @@ def test_measuring_leaves_the_state_and_goes_past_stops(pair: Pair) -> None:
     assert ended.stop[0] is not None
 
 
+def test_a_pair_that_processes_share_is_refused(pair: Pair) -> None:
+    shared = replace(pair, target=replace(pair.target, layout="share 1 of 2"))
+    with pytest.raises(errors.InputError, match="whose clocks would choose different blocks"):
+        pacing.auto(prefill(pair, PROMPTS, width=4), shared)
+
+
 def test_a_pace_that_does_not_fit_is_refused(pair: Pair) -> None:
     state = prefill(pair, PROMPTS[0], width=4)
     with pytest.raises(errors.InputError, match="block_size 8 is above the state's width 4"):
