@@ -14,7 +14,7 @@ from dflash_fn.config import TargetSpec, parse_target
 from dflash_fn.load import load_pair, read_tokenizer
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
-from dflash_fn.proposers import lookup_or_draft, ngrams
+from dflash_fn.proposers import BLOCK, PROPOSERS
 from dflash_fn.records import Pair, Proposer
 from dflash_fn.registry import get_port
 from dflash_fn.sources import Source, resolve
@@ -28,9 +28,6 @@ ENGINES = ("ours", "transformers", "mlx-lm")
 WIDEST = 32
 """The widest verification of every port."""
 
-PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngrams": ngrams, "both": lookup_or_draft}
-"""Words that `draft=` takes beside `none` and a place."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -42,7 +39,7 @@ class Recipe:
         dtype: of weights and activations.
         block: block size; None takes the draft's.
         width: of a verification; None takes the block size.
-        draft: `none`, `ngrams`, `both`, or a folder or hub id; None takes the pair's.
+        draft: `none`, `ngram`, `both`, or a folder or hub id; None takes the pair's.
     """
 
     engine: str = "ours"
@@ -148,11 +145,11 @@ def open_way(text: str, target: str | Path, draft: str | Path | None) -> Way:
 
 
 def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | None) -> Way:
-    without = recipe.draft in ("none", "ngrams")
+    without = recipe.draft in ("none", "ngram")
     named = recipe.draft if recipe.draft not in ("none", *PROPOSERS) else None
     pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype)
     make = PROPOSERS.get(recipe.draft or "")
-    block = recipe.block or (1 if recipe.draft == "none" else 8 if make and not pair.draft else pair.block_size)
+    block = recipe.block or (1 if recipe.draft == "none" else BLOCK if make and not pair.draft else pair.block_size)
     width = recipe.width or block
 
     def answer(ids: Sequence[int], count: int) -> Answer:

@@ -34,6 +34,14 @@ Device = Annotated[
 ]
 Target = Annotated[str | None, typer.Option("--target", metavar="PATH", help="A checkpoint folder or hub id.")]
 Draft = Annotated[str | None, typer.Option("--draft", metavar="PATH", help="A DFlash draft; replaces the pair's own.")]
+Guess = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="PATH",
+        help="A DFlash draft, replaces the pair's own; or ngram (no model), or both (ngram, else the pair's draft).",
+    ),
+]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the port's choice]")
 ]
@@ -92,7 +100,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.")] = None,
     pair: PairName = None,
     target: Target = None,
-    draft: Draft = None,
+    draft: Guess = None,
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
@@ -185,7 +193,7 @@ def compare(
     """Decode the same prompts in two ways, and say whether rounding explains where they part.
 
     A way is ours, transformers (its generate) or mlx-lm, with options after commas: dtype=, and for ours port=,
-    block=, width= and draft= (none, ngrams, both, or a place). Exits with 1 if a divergence is no near tie.
+    block=, width= and draft= (none, ngram, both, or a place). Exits with 1 if a divergence is no near tie.
     """
     from dflash_fn.cli.compare import compare as command
 
