@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dflash_fn.text import Message
 
-__all__ = ["Ask", "Reply", "Subject"]
+__all__ = ["Ask", "Reply", "Subject", "Watch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,10 @@ class Reply:
         parts: seconds of all steps by what they were spent on (`draft`, `verify`, `select`, `overhead`); empty where
             that is not known.
         error: why there is no whole answer, for the report; None where there is one.
+        steps: how many steps there were; None where there are none, or a server does not tell. Some tell this alone,
+            and then tau is (tokens - 1) / steps.
+        counted_by: what counted `tokens` where it was not this process: `server`, or `tokenizer` where the server
+            does not tell and its text was tokenized here; None for a pair in this process.
     """
 
     text: str
@@ -33,6 +37,8 @@ class Reply:
     emitted: tuple[int, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    steps: int | None = None
+    counted_by: str | None = None
 
 
 Ask = Callable[[Sequence[Message], int], Reply]
@@ -40,6 +46,11 @@ Ask = Callable[[Sequence[Message], int], Reply]
 
 Never raises for what goes wrong with one question (a server that dies, answers nonsense or stalls): its reply says so.
 """
+
+
+Watch = Callable[[], Callable[[], float | None]]
+"""Called before questions are asked; what it returns, called after them, is the tau that the server as a whole counted
+in between, or None where it counts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +62,11 @@ class Subject:
         ask: answers one question.
         concurrency: how many questions to ask at once; 1 for a pair in this process.
         lossless: whether its greedy text is to equal that of decoding without a draft.
+        watch: for servers, which may count steps of all requests together where they tell none of a single one.
     """
 
     name: str
     ask: Ask
     concurrency: int = 1
     lossless: bool = True
+    watch: Watch | None = None

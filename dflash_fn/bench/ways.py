@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.bench.engines import mlx_lm_model, transformers_model
 from dflash_fn.config import TargetSpec, parse_target
 from dflash_fn.load import load_pair, read_tokenizer
 from dflash_fn.loop import rounds
@@ -173,11 +174,8 @@ def _decoded(pair: Pair, ids: Sequence[int], count: int, block: int, width: int,
 
 def _transformers(source: Source, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would write over what the command line says
-    model: Any = AutoModelForCausalLM.from_pretrained(str(source.folder), dtype=dtype).eval()
+    model = transformers_model(source, dtype)
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True}
 
     def answer(ids: Sequence[int], count: int) -> Answer:
@@ -197,11 +195,9 @@ def _transformers(source: Source, dtype: str) -> Callable[[Sequence[int], int], 
 
 def _mlx_lm(source: Source, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import mlx.core as mx
-    import mlx_lm
     from mlx_lm.generate import generate_step
 
-    model: Any = mlx_lm.load(str(source.folder))[0]
-    model.set_dtype(getattr(mx, dtype))
+    model = mlx_lm_model(source, dtype)
 
     def answer(ids: Sequence[int], count: int) -> Answer:
         logits: list[np.ndarray] = []
