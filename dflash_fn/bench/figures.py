@@ -75,20 +75,25 @@ class Figures:
 
 
 def figures_of(
-    records: Sequence[Record], ways: Sequence[str], *, told: Mapping[str, float | None] | None = None
+    records: Sequence[Record],
+    ways: Sequence[str],
+    *,
+    blocks: Mapping[str, int] | None = None,
+    told: Mapping[str, float | None] | None = None,
 ) -> list[Figures]:
     """Sum up records, a row a way.
 
     Args:
         records: in any order.
         ways: the rows, in their order; one without records has a row of zeros.
+        blocks: block sizes of ways, for histograms as long as they are; others reach as far as was accepted.
         told: tau by servers that tell no steps of their replies.
     """
     by_way = {way: {record.key[:2]: record for record in records if record.way == way} for way in ways}
     engine = next((name for name in ENGINES.values() if name in by_way), None)
     made = []
     for way, mine in by_way.items():
-        one = _alone(way, mine, (told or {}).get(way))
+        one = _alone(way, mine, (blocks or {}).get(way, 0), (told or {}).get(way))
         plain = _whole(by_way[LEAD]) if LEAD in by_way else {}
         one = replace(one, speedup=_speedup(_whole(mine), plain))
         if engine is not None:
@@ -108,13 +113,14 @@ def _whole(mine: Mapping[Turn, Record]) -> dict[Turn, Record]:
     return {key: record for key, record in sorted(mine.items()) if record.reply.error is None}
 
 
-def _alone(way: str, mine: Mapping[Turn, Record], told: float | None) -> Figures:
+def _alone(way: str, mine: Mapping[Turn, Record], block: int, told: float | None) -> Figures:
     whole = list(_whole(mine).values())
     replies = [record.reply for record in whole]
     tau = _over(whole, _steps)
     firsts = [reply.first for reply in replies if reply.first is not None]
     emitted = Counter(count - 1 for reply in replies for count in reply.emitted)
-    histogram = tuple(emitted[count] for count in range(max(emitted, default=-1) + 1))
+    longest = max(max(emitted) + 1, block) if emitted else 0
+    histogram = tuple(emitted[count] for count in range(longest))
     return Figures(
         name=way,
         replies=len(whole),

@@ -58,7 +58,7 @@ def grids(figures: Sequence[Figures]) -> list[Grid]:
         "whole, tokens/s": lambda one: written(one.whole_rate, 1),
         "all at once, tokens/s": _at_once,
         **{f"{part} %": _share_of(part) for part in PARTS},
-        "peak, GB": lambda one: _number(one.memory, 1, 2),
+        "peak, GB": lambda one: NONE if one.memory is None or one.memory != one.memory else f"{one.memory:.3g}",
     }
     most = max((len(one.by_slot) for one in figures), default=0)
     slots = {str(slot): _slot(slot) for slot in range(1, most + 1)}

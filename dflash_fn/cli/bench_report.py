@@ -43,7 +43,7 @@ def report(
     from dflash_fn.bench.tables import as_markdown, as_object, failures
 
     ways = [subject.name for subject in opened.subjects]
-    figures = figures_of(records, ways, told=told)
+    figures = figures_of(records, ways, blocks=opened.blocks, told=told)
     line = setting_line(wanted, opened, questions, records)
     table = as_markdown(line, figures, records)
     if wanted.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -36,6 +36,7 @@ class Opened:
         head: tokens of a text that are asked.
         peak: tells the most memory held; None for a server.
         setting: what ran, for reports.
+        blocks: block sizes, of the subjects that have one.
     """
 
     subjects: list[Subject]
@@ -43,6 +44,7 @@ class Opened:
     head: int
     peak: Callable[[], float] | None
     setting: dict[str, Any]
+    blocks: dict[str, int] = field(default_factory=dict)
 
     def prepared(self, questions: Sequence[Question]) -> list[Question]:
         """Cut the texts among the questions.
@@ -68,7 +70,7 @@ def open_all(wanted: BenchOptions, device: str | None) -> Opened:
 
 
 def _pair(wanted: BenchOptions, device: str | None) -> Opened:
-    from dflash_fn.bench.contenders import contenders, parse_blocks, parse_ways
+    from dflash_fn.bench.contenders import LEAD, contenders, parse_blocks, parse_ways
     from dflash_fn.bench.subjects import Manner
 
     pair = open_pair(replace(wanted.load, device=device), proposers=True)
@@ -78,12 +80,13 @@ def _pair(wanted: BenchOptions, device: str | None) -> Opened:
     manner = Manner(wanted.raw, wanted.thinking, wanted.ignore_eos, wanted.parts)
     with terminal.status("loading the other ways"):
         subjects = _subjects(pair, rows, manner, asked_for=wanted.ways is not None)
+    blocks = {row.name: row.block for row in rows if row.kind != LEAD}
     raw = wanted.raw or not getattr(pair.tokenizer, "chat_template", None)
     setting = {
         "pair": pair.name, "backend": pair.port.name, "dtype": pair.target.dtype, "device": pair.target.device,
         "raw": raw,
     }  # fmt: skip
-    return Opened(subjects, pair.tokenizer, wanted.head, pair.port.peak_memory, setting)
+    return Opened(subjects, pair.tokenizer, wanted.head, pair.port.peak_memory, setting, blocks)
 
 
 def _subjects(pair: Pair, rows: Sequence[Contender], manner: Any, *, asked_for: bool) -> list[Subject]:
