@@ -26,6 +26,7 @@ from dflash_fn.bench import (
     warm_up,
 )
 from dflash_fn.bench.clock import Clock
+from dflash_fn.bench.common import conversation_ids
 from dflash_fn.bench.contenders import parse_blocks
 from dflash_fn.bench.estimates import quantile, quotient
 from dflash_fn.bench.questions import SETS, digest
@@ -261,6 +262,24 @@ def test_tables_say_what_is_known_and_nothing_else() -> None:
     assert (told["replies"], told["failed"]) == (2, ["b, server: no"])
 
 
+def test_a_run_that_came_to_nothing_has_tables_too() -> None:
+    figures = figures_of([], ["plain", "draft:4"])
+    assert [(one.replies, one.tau, one.speedup) for one in figures] == [(0, None, None)] * 2
+    assert grids(figures) == []
+    assert as_markdown("a line", figures, []).startswith("a line\n\n")
+
+
+def test_raw_turns_are_lines_of_one_text() -> None:
+    class Letters:
+        chat_template = "never asked"
+
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert conversation_ids(Letters(), turns, raw=True) == [97, 10, 98, 10, 99]
+
+
 # asking
 
 
@@ -370,7 +389,9 @@ def test_a_folder_goes_on_where_it_was_cut(tmp_path) -> None:
     again.add(records[2])
     assert folder.path.read_text().startswith(whole)
     assert list(ReplyFolder(tmp_path / "run").read().values()) == records
+    (tmp_path / "run" / "replies.3.jsonl").write_text("")
     again.finish(records[::-1])
+    assert [path.name for path in (tmp_path / "run").glob("*.jsonl")] == [REPLIES]
     assert list(ReplyFolder(tmp_path / "run").read().values()) == records[::-1]
 
 

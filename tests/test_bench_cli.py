@@ -307,6 +307,32 @@ def test_two_processes_come_to_what_one_does(places: Places, tmp_path: Path) -> 
     assert sorted(path.name for path in two.glob("*.jsonl")) == ["replies.jsonl"]
 
 
+def test_what_is_not_installed_is_left_out_and_told(places: Places, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "dflash", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = invoke("gsm8k", *FEW, *places.flags, "--out", str(tmp_path / "run"), "--json")
+    assert done.exit_code == 0, done.output
+    names = [way["name"] for way in json.loads(done.stdout)["ways"]]
+    assert names == ["generate", "plain", "ngram:4", "draft:4", "both:4"]
+    missing = "way upstream needs the package dflash, which is not installed; run: pip install --no-deps dflash==0.1.0"
+    assert f"left out: {missing}\n" in done.stderr
+    assert 'no pictures: pictures need matplotlib, which is not installed; run: pip install "dflash-fn[p' in done.stderr
+    assert (tmp_path / "run" / "table.md").exists()
+    refused = invoke("gsm8k", *FEW, *places.flags, "--ways", "upstream")
+    assert (refused.exit_code, refused.stderr) == (2, f"error: {missing}\n")
+
+
+def test_ctrl_c_before_the_first_reply(places: Places, monkeypatch) -> None:
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dflash_fn.bench.asking.warm_up", interrupted)
+    done = invoke("gsm8k", *FEW, *places.flags, "--ways", "plain", "--json")
+    assert done.exit_code == 130
+    assert json.loads(done.stdout)["replies"] == 0
+    assert done.stderr == "interrupted\n"
+
+
 # servers
 
 

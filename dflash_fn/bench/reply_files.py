@@ -104,11 +104,13 @@ class ReplyFolder:
         self._file.flush()
 
     def finish(self, records: Iterable[Record]) -> None:
-        """Write `replies.jsonl` anew, with these records and their order."""
+        """Write `replies.jsonl` anew, with these records and their order, in place of all files of replies."""
         self.close()
         made = self.folder / (REPLIES + ".new")
         made.write_text("".join(_line_of(record) + "\n" for record in records), encoding="utf-8")
         made.replace(self.folder / REPLIES)
+        for path in self.folder.glob("replies.*.jsonl"):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file that records are appended to."""
@@ -117,7 +119,7 @@ class ReplyFolder:
             self._file = None
 
     def remove_own(self) -> None:
-        """Remove the file of one process of several."""
+        """Remove the file of one process of several, which may lie on another machine than the first one's."""
         self.close()
         if self.path.name != REPLIES:
             self.path.unlink(missing_ok=True)

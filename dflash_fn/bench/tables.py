@@ -96,10 +96,9 @@ def _grid(title: str, figures: Sequence[Figures], columns: Mapping[str, Column])
 
 def notes(figures: Sequence[Figures]) -> list[str]:
     """Return what must be said beside the tables."""
-    made = [
-        TAU_DEFINITION + "; efficiency = speed-up over plain / tau",
-        "tokens/s and speed-ups: after the first token; whole: prompt included",
-    ]
+    made = ["tokens/s and speed-ups: after the first token; whole: prompt included"]
+    if any(one.tau is not None for one in figures):
+        made.insert(0, TAU_DEFINITION + "; efficiency = speed-up over plain / tau")
     if any(one.rate is not None and one.rate.half is not None for one in figures):
         made.append("intervals: 95 %, over questions, by the jackknife and Student's t")
     else:

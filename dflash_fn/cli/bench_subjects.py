@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dflash_fn.cli import terminal
+from dflash_fn.cli import signals, terminal
 from dflash_fn.cli.bench_options import BenchOptions
 from dflash_fn.cli.pairs import open_pair
 from dflash_fn.errors import BackendMissing, InputError
@@ -78,7 +78,7 @@ def _pair(wanted: BenchOptions, device: str | None) -> Opened:
     blocks = parse_blocks(wanted.blocks) if wanted.blocks is not None else ()
     rows = contenders(pair, ways, blocks, word=wanted.load.word or "")
     manner = Manner(wanted.raw, wanted.thinking, wanted.ignore_eos, wanted.parts)
-    with terminal.status("loading the other ways"):
+    with terminal.status("loading the other ways"), signals.at_once():
         subjects = _subjects(pair, rows, manner, asked_for=wanted.ways is not None)
     blocks = {row.name: row.block for row in rows if row.kind != LEAD}
     raw = wanted.raw or not getattr(pair.tokenizer, "chat_template", None)
