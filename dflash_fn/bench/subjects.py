@@ -216,7 +216,9 @@ def _upstream(pair: Pair, block: int, stop: tuple[int, ...]) -> Decode:
         upstream._cuda_time = time.perf_counter  # it waits for CUDA whether there is one or not
     target = transformers_model(pair.target.source, pair.target.dtype, device)
     kind: Any = upstream.DFlashDraftModel
-    draft = kind.from_pretrained(pair.draft.source.folder, dtype=getattr(torch, pair.draft.dtype)).to(device).eval()
+    draft = pair.draft.source.obj
+    if draft is None:
+        draft = kind.from_pretrained(pair.draft.source.folder, dtype=getattr(torch, pair.draft.dtype)).to(device).eval()
 
     def decode(ids: list[int], count: int) -> Decoded:
         given: Any = torch.tensor([ids], device=device)
