@@ -1,9 +1,9 @@
 """Benchmarks and long proofs.
 
 `dflash-fn bench` asks several ways of decoding the same questions; from here it can be had in Python. Reading order:
-`replies` (the records) · `questions` · `contenders` (names of the ways) · `clock` · `engines` (other
-people's) · `subjects` (a pair in this process) · `asking` · `figures` · `tables`, `plots` · `reply_files` · `ranks`. `ways` and `compare` are what
-`dflash-fn compare` uses, `policy_runs` and `estimates` what `policies compare` does.
+`replies` (the records) · `questions` · `contenders` (names of the ways) · `clock` · `engines` (other people's) ·
+`subjects` (a pair in this process) · `asking` · `figures` · `tables`, `plots` · `reply_files` · `ranks`. `ways` and
+`compare` are what `dflash-fn compare` uses, `policy_runs` and `estimates` what `policies compare` does.
 
 The others are modules to run, `python -m dflash_fn.bench.NAME --help`: `contract` decodes with and without drafts and
 compares bits, `verification` compares one verification with its matrix products alone, `start` splits the time to the
