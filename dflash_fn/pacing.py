@@ -186,7 +186,7 @@ def auto(state: DecodeState, pair: Pair, *, proposer: Proposer | None = None) ->
     """
     if pair.target.shared:
         raise errors.InputError(
-            "block_size auto: the pair is shared by several processes, whose clocks would choose different blocks; give "
-            "a number, or the same costs to each: pacing.Adaptive({1: ..., 8: ...})"
+            "block_size auto: the pair is shared by several processes, whose clocks would choose different blocks; "
+            "give a number, or the same costs to each: pacing.Adaptive({1: ..., 8: ...})"
         )
     return Adaptive(measure(state, pair, proposer=proposer))

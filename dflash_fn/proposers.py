@@ -7,7 +7,7 @@ so that it may ask the draft by `propose(state, pair, block_size=B)`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from dflash_fn.checks import check_count
 from dflash_fn.records import Array, DecodeState, Pair, Proposer
 from dflash_fn.steps import propose
 
-__all__ = ["continuation", "lookup_or_draft", "ngrams", "occurred"]
+__all__ = ["BLOCK", "PROPOSERS", "continuation", "lookup_or_draft", "ngram", "occurred"]
+
+BLOCK = 8
+"""The block size of a proposer where no draft brings its own."""
 
 
 def continuation(tokens: Sequence[int], count: int, *, longest: int = 4) -> list[int]:
@@ -63,7 +66,7 @@ def _follower(text: np.ndarray, longest: int) -> int | None:
     return int(text[ends[-1] + 1])
 
 
-def ngrams(longest: int = 4) -> Proposer:
+def ngram(longest: int = 4) -> Proposer:
     """Return the free baseline: guess by `continuation`, with no model. What it cannot guess repeats the anchor.
 
     Raises:
@@ -115,3 +118,7 @@ def occurred(tokens: Sequence[int], count: int) -> bool:
         return False
     windows = np.lib.stride_tricks.sliding_window_view(text[:-1], count)
     return bool((windows == text[-count:]).all(axis=1).any())
+
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": ngram, "both": lookup_or_draft}
+"""Words in place of a draft, on the command line and in recipes: `ngram` needs no draft, `both` asks one too."""

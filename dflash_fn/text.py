@@ -133,18 +133,26 @@ def _shorten(tokenizer: Any, window: tuple[int, ...], text: str, given: int) -> 
     return short, len(tail) - (len(text) - given)
 
 
-def chat_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def chat_prompt(tokenizer: Any, messages: Sequence[Message], *, thinking: bool | None = None) -> list[int]:
     """Return the ids of a conversation in the tokenizer's chat template, up to where the answer begins.
 
     Args:
         tokenizer: a transformers tokenizer with a chat template.
         messages: the conversation, last message by the user.
+        thinking: whether the answer is to begin with reasoning, for templates that have the switch `enable_thinking`;
+            None leaves it to the template.
 
     Raises:
-        InputError: there is no chat template, or it refuses these messages.
+        InputError: there is no chat template, it refuses these messages, or it has no such switch.
 
     """
-    return _encode(tokenizer, _render(tokenizer, messages))
+    if thinking is None:
+        return _encode(tokenizer, _render(tokenizer, messages))
+    if "enable_thinking" not in str(tokenizer.chat_template or ""):
+        raise errors.InputError(
+            "thinking: the chat template has no switch enable_thinking; leave --thinking and --no-thinking out"
+        )
+    return _encode(tokenizer, _render(tokenizer, messages, enable_thinking=thinking))
 
 
 def next_turn(
@@ -193,11 +201,11 @@ def _after_answer(tokenizer: Any, before: list[Message], user: Message, last_tok
     return tokens
 
 
-def _render(tokenizer: Any, messages: Sequence[Message]) -> str:
+def _render(tokenizer: Any, messages: Sequence[Message], **switches: bool) -> str:
     if tokenizer.chat_template is None:
         raise errors.InputError("the tokenizer has no chat template; give plain text (--raw on the command line)")
     try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **switches)
     except Exception as error:  # templates are programs of their own: whatever one raises is about these messages
         raise errors.InputError(f"the chat template refuses these messages: {error}") from error
 

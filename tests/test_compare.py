@@ -30,7 +30,7 @@ PROMPT = "def mean(values):"
         ("block=4", Recipe(block=4)),
         ("ours, port=mlx,width=16", Recipe(port="mlx", width=16)),
         ("transformers,dtype=bfloat16", Recipe("transformers", dtype="bfloat16")),
-        ("draft=ngrams", Recipe(draft="ngrams")),
+        ("draft=ngram", Recipe(draft="ngram")),
     ],
 )
 def test_recipes(text, expected):
@@ -110,7 +110,7 @@ def test_shapes_proposers_and_transformers_say_the_same():
     assert found["prompts"][0]["same_steps"] is False
     code, found = run("ours,block=8", "block=8,width=8", PROMPT)
     assert [one["same_steps"] for one in found["prompts"]] == [True]
-    code, found = run("draft=ngrams", "transformers", PROMPT)
+    code, found = run("draft=ngram", "transformers", PROMPT)
     assert code == 0
     assert found["prompts"] == [
         {"prompt": "prompt 1", "tokens_alike": 24, "bits_identical": False, "same_steps": None, "divergence": None}

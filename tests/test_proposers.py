@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_fn import errors
-from dflash_fn.proposers import continuation, lookup_or_draft, ngrams, occurred
+from dflash_fn.proposers import continuation, lookup_or_draft, ngram, occurred
 
 
 def plain(tokens: list[int], count: int, longest: int) -> list[int]:
@@ -53,7 +53,7 @@ def test_what_occurred(tokens, count):
     assert occurred(tokens, count) == (len(tokens) > count and tokens[-count:] in before)
 
 
-@pytest.mark.parametrize("make", [ngrams, lookup_or_draft])
+@pytest.mark.parametrize("make", [ngram, lookup_or_draft])
 def test_a_suffix_has_a_token(make):
     with pytest.raises(errors.InputError, match="longest: got 0, expected an integer of at least 1"):
         make(0)

@@ -11,7 +11,7 @@ from dflash_fn import errors, text, zoo
 from dflash_fn.load import load_pair
 from dflash_fn.records import Pair
 
-__all__ = ["add_pair_options", "encoded", "folders", "load", "markdown", "prompt_ids", "track"]
+__all__ = ["add_pair_options", "conversation_ids", "encoded", "folders", "load", "markdown", "prompt_ids", "track"]
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +49,27 @@ def prompt_ids(pair: Pair, prompt: str, *, raw: bool) -> list[int]:
 
 def encoded(tokenizer: Any, prompt: str, *, raw: bool) -> list[int]:
     """Return a prompt's token ids, in the chat template if there is one and `raw` is False."""
+    return conversation_ids(tokenizer, [{"role": "user", "content": prompt}], raw=raw)
+
+
+def conversation_ids(
+    tokenizer: Any, messages: Sequence[text.Message], *, raw: bool = False, thinking: bool | None = None
+) -> list[int]:
+    """Return the token ids of a conversation, up to where the answer begins.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: the conversation, last message by the user.
+        raw: whether the messages are lines of one text that is to go on, as they are for a tokenizer without a
+            template.
+        thinking: see `dflash_fn.text.chat_prompt`.
+
+    Raises:
+        InputError: the template refuses the messages, or has no switch for thinking.
+    """
     if raw or not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer.encode(prompt))
-    return text.chat_prompt(tokenizer, [{"role": "user", "content": prompt}])
+        return list(tokenizer.encode("\n".join(message["content"] for message in messages)))
+    return text.chat_prompt(tokenizer, messages, thinking=thinking)
 
 
 def track(items: Sequence[Any], what: str) -> Iterator[Any]:

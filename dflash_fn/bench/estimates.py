@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LEAST", "NORMAL", "Estimate", "difference", "quantile", "ratio", "units"]
+__all__ = ["LEAST", "NORMAL", "Estimate", "difference", "quantile", "quotient", "ratio", "units", "written"]
 
 NORMAL = 1.959963984540054
 """The normal's 97.5 % quantile."""
@@ -95,6 +95,25 @@ def difference(texts: Pairs, others: Pairs) -> Estimate | None:
     return Estimate(_of(whole[:2]) - _of(whole[2:]), _half(left_out))
 
 
+def quotient(texts: Pairs, others: Pairs) -> Estimate | None:
+    """Return the ratio of the first over that of the others, such as a speed-up; unit by unit the same prompts.
+
+    As in `difference` both lose a unit together. None where either has no ratio, or the others' is 0.
+
+    Example:
+        >>> made = quotient([(4, 2), (6, 2)], [(4, 4), (6, 4)])
+        >>> made.value
+        2.0
+    """
+    both = [(*one, *other) for one, other in zip(texts, others, strict=True) if one[1] and other[1]]
+    counted = np.array(both, dtype=np.float64).reshape(-1, 4)
+    whole = counted.sum(axis=0)
+    if not len(counted) or not whole[2]:
+        return None
+    left_out = np.array([_of(row[:2]) / _of(row[2:]) if row[2] else math.nan for row in whole - counted])
+    return Estimate(_of(whole[:2]) / _of(whole[2:]), _half(left_out))
+
+
 def _of(pair: np.ndarray) -> float:
     return float(pair[0] / pair[1]) if pair[1] else math.nan
 
@@ -126,3 +145,23 @@ def quantile(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def written(value: Estimate | None, digits: int, *, scale: float = 1.0, sign: bool = False) -> str:
+    """Return a number with its interval.
+
+    Example:
+        >>> written(Estimate(2.5, 0.125), 2), written(Estimate(0.5, None), 1, scale=100, sign=True), written(None, 1)
+        ('2.50 ± 0.12', '+50.0', '-')
+        >>> written(Estimate(0.35, 0.4, least=0.0, most=1.0), 0, scale=100)
+        '35 (0 to 75)'
+    """
+    if value is None:
+        return "-"
+    number = f"{scale * value.value:{'+' if sign else ''}.{digits}f}"
+    if value.half is None or value.ends is None:
+        return number
+    low, high = value.ends
+    if value.ends != (value.value - value.half, value.value + value.half):
+        return f"{number} ({scale * low:.{digits}f} to {scale * high:.{digits}f})"
+    return f"{number} ± {scale * value.half:.{digits}f}"

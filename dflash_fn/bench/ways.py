@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.bench.engines import mlx_lm_model, transformers_model
 from dflash_fn.config import TargetSpec, parse_target
 from dflash_fn.glimpses import Row
 from dflash_fn.load import load_pair, read_tokenizer
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
-from dflash_fn.proposers import lookup_or_draft, ngrams
+from dflash_fn.proposers import BLOCK, PROPOSERS
 from dflash_fn.records import Pair, Proposer
 from dflash_fn.registry import get_port
 from dflash_fn.sources import Source, resolve
@@ -43,9 +44,6 @@ KEYS = {
 }
 """Options by engine."""
 
-PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngrams": ngrams, "both": lookup_or_draft}
-"""Words that `draft=` takes beside `none` and a place."""
-
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -57,7 +55,7 @@ class Recipe:
         dtype: of weights and activations; None takes float32, and for a server the checkpoint's own.
         block: block size; None takes the draft's.
         width: of a verification; None takes the block size.
-        draft: `none`, `ngrams`, `both`, or a folder or hub id; None takes the pair's.
+        draft: `none`, `ngram`, `both`, or a folder or hub id; None takes the pair's.
         url: of a server.
         model: of a server; None takes its only one.
         api: `completions` or `chat`; None takes what tells most.
@@ -189,11 +187,11 @@ def open_way(text: str, target: str | Path, draft: str | Path | None) -> Way:
 
 
 def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | None) -> Way:
-    without = recipe.draft in ("none", "ngrams")
+    without = recipe.draft in ("none", "ngram")
     named = recipe.draft if recipe.draft not in ("none", *PROPOSERS) else None
     pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype or "float32")
     make = PROPOSERS.get(recipe.draft or "")
-    block = recipe.block or (1 if recipe.draft == "none" else 8 if make and not pair.draft else pair.block_size)
+    block = recipe.block or (1 if recipe.draft == "none" else BLOCK if make and not pair.draft else pair.block_size)
     width = recipe.width or block
 
     def answer(ids: Sequence[int], count: int) -> Answer:
@@ -217,11 +215,8 @@ def _decoded(pair: Pair, ids: Sequence[int], count: int, block: int, width: int,
 
 def _transformers(source: Source, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it would write over what the command line says
-    model: Any = AutoModelForCausalLM.from_pretrained(str(source.folder), dtype=dtype).eval()
+    model = transformers_model(source, dtype)
     options: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, "output_logits": True}
 
     def answer(ids: Sequence[int], count: int) -> Answer:
@@ -241,11 +236,9 @@ def _transformers(source: Source, dtype: str) -> Callable[[Sequence[int], int], 
 
 def _mlx_lm(source: Source, dtype: str) -> Callable[[Sequence[int], int], Answer]:
     import mlx.core as mx
-    import mlx_lm
     from mlx_lm.generate import generate_step
 
-    model: Any = mlx_lm.load(str(source.folder))[0]
-    model.set_dtype(getattr(mx, dtype))
+    model = mlx_lm_model(source, dtype)
 
     def answer(ids: Sequence[int], count: int) -> Answer:
         logits: list[np.ndarray] = []

@@ -14,7 +14,7 @@ from dflash_fn.text import TextStream, feed, flush
 
 if TYPE_CHECKING:
     from dflash_fn.policies import Policy
-    from dflash_fn.records import DecodeState, Pace, Pair, StepInfo
+    from dflash_fn.records import DecodeState, Pace, Pair, Proposer, StepInfo
 
 __all__ = ["Answer", "Write", "decode_answer", "digests_of", "extended", "opened", "silent"]
 
@@ -114,6 +114,7 @@ def decode_answer(
     digests: bool = False,
     stop_token_ids: tuple[int, ...] | None = None,
     policy: Policy | None = None,
+    proposer: Proposer | None = None,
 ) -> Answer:
     """Decode until the row stops or the user presses Ctrl-C, which keeps what there is.
 
@@ -128,6 +129,7 @@ def decode_answer(
         digests: whether to keep a digest of each emitted token's logits.
         stop_token_ids: see `dflash_fn.rounds`.
         policy: see `dflash_fn.rounds`.
+        proposer: see `dflash_fn.rounds`.
     """
     from dflash_fn import rounds
 
@@ -141,6 +143,7 @@ def decode_answer(
         max_new_tokens=max_new_tokens,
         block_size=block_size,
         stop_token_ids=stop_token_ids,
+        proposer=proposer,
     )
     done: list[_Done] = []
     interrupted = False

@@ -15,7 +15,7 @@ from dflash_fn.cli import exits, render, saved, stdin, terminal
 from dflash_fn.cli.answer import Answer, decode_answer, extended, opened
 from dflash_fn.cli.block_size import pace_of
 from dflash_fn.cli.options import AUTO, Options, check_options, read_prompt
-from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
+from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair, proposer_of
 from dflash_fn.cli.policy import policy_of
 from dflash_fn.errors import InputError
 from dflash_fn.text import Message, chat_prompt, next_turn
@@ -80,7 +80,7 @@ def chat(options: Options) -> None:
     stdin.source()
     load = saved.pair_of(options)
     first = read_prompt(options.prompt) if options.prompt is not None else None
-    pair = open_pair(load, needs_draft=asks_for_draft(options))
+    pair = open_pair(load, needs_draft=asks_for_draft(options), proposers=True)
     setup, so_far = _begun(options, pair)
     _welcome(setup)
     left_out = 0
@@ -96,7 +96,7 @@ def chat(options: Options) -> None:
 
 def _welcome(setup: Setup) -> None:
     console = terminal.console()
-    if setup.pair.draft is None:
+    if setup.pair.draft is None and not setup.options.load.word:
         console.print(Text(render.NO_DRAFT, style="dim"))
     if stdin.watched():
         how = "each line goes on from the text so far" if setup.raw else "each line is a message"
@@ -131,6 +131,7 @@ def _turn(setup: Setup, so_far: Conversation, line: str) -> Conversation:
             write=write,
             continues=setup.raw,
             policy=setup.policy,
+            proposer=proposer_of(options.load),
         )
     terminal.console().print(render.turn_line(answer))
     saved.save(options, answer.state, pair)

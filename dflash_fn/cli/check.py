@@ -10,7 +10,7 @@ from dflash_fn.cli.answer import Answer, decode_answer, opened
 
 if TYPE_CHECKING:
     from dflash_fn.policies import Policy
-    from dflash_fn.records import DecodeState, Pair
+    from dflash_fn.records import DecodeState, Pair, Proposer
 
 __all__ = ["INTERRUPTED", "Check", "NotChecked", "check_against_plain", "compare", "nothing_to_check", "warm_up"]
 
@@ -65,11 +65,13 @@ def nothing_to_check(answer: Answer, *, block_size: int) -> NotChecked | None:
     return None
 
 
-def warm_up(state: DecodeState, pair: Pair, *, block_size: int, policy: Policy | None = None) -> None:
+def warm_up(
+    state: DecodeState, pair: Pair, *, block_size: int, policy: Policy | None = None, proposer: Proposer | None = None
+) -> None:
     """Decode a little and drop it (states are values), so that what only a first step costs is in neither figure."""
     from dflash_fn import decode
 
-    decode(state, pair, policy=policy, max_new_tokens=block_size + 1, block_size=block_size)
+    decode(state, pair, policy=policy, max_new_tokens=block_size + 1, block_size=block_size, proposer=proposer)
 
 
 def check_against_plain(

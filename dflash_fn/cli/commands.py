@@ -20,7 +20,8 @@ __all__ = ["app"]
 app = typer.Typer(
     name="dflash-fn",
     help="Speculative decoding with DFlash drafts. Text and JSON go to stdout, everything else to stderr.",
-    epilog="Exit codes: 0 fine; 1 a difference (--check, --prove, compare, trace check); 2 bad input; 130 Ctrl-C.",
+    epilog="Exit codes: 0 fine; 1 a difference (--check, --prove, compare, trace check), or failed replies (bench); "
+    "2 bad input; 130 Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -36,6 +37,14 @@ Device = Annotated[
 ]
 Target = Annotated[str | None, typer.Option("--target", metavar="PATH", help="A checkpoint folder or hub id.")]
 Draft = Annotated[str | None, typer.Option("--draft", metavar="PATH", help="A DFlash draft; replaces the pair's own.")]
+Guess = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="PATH",
+        help="A DFlash draft, replaces the pair's own; or ngram (no model), or both (ngram, else the pair's draft).",
+    ),
+]
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the port's choice]")
 ]
@@ -103,7 +112,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.")] = None,
     pair: PairName = None,
     target: Target = None,
-    draft: Draft = None,
+    draft: Guess = None,
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
@@ -202,7 +211,7 @@ def compare(
     """Decode the same prompts in two ways, and say whether rounding explains where they part.
 
     A way is ours, transformers (its generate), mlx-lm or server, with options after commas: dtype=, for ours port=,
-    block=, width= and draft= (none, ngrams, both, or a place), for a server url=, model=, api= and peak=. Exits with 1
+    block=, width= and draft= (none, ngram, both, or a place), for a server url=, model=, api= and peak=. Exits with 1
     if a divergence is no near tie.
     """
     from dflash_fn.cli.compare import compare as command
@@ -246,6 +255,83 @@ def serve_command(
 
     with exits.handled():
         serve(ServeOptions(server, target, draft, block_size, dtype, host, port), as_json=as_json)
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="gsm8k, math500, humaneval, mbpp, mt-bench.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]FILE[:FIRST-LAST]", help="Rows of a JSONL file, as they are or worded as NAME's; or a text."
+        ),
+    ] = None,
+    source: Annotated[
+        str, typer.Option(metavar="NAME", help="Where rows of a NAME come from: bundled (some), or hub (all).")
+    ] = "bundled",
+    limit: Annotated[int | None, typer.Option(metavar="N", help="The first N of each name or file.")] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Shuffle each before that; 42 is upstream's order.")
+    ] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="A port (torch, mlx, jax), or openai for a server.")
+    ] = "torch",
+    pair: PairName = None,
+    target: Target = None,
+    draft: Guess = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    ways: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", help="generate, mlx-lm, upstream, plain, ngram, draft, both; also draft:8."),
+    ] = None,
+    blocks: Annotated[
+        str | None, typer.Option(metavar="B,B,...", help="Block sizes of draft. [default: the draft's own]")
+    ] = None,
+    max_new_tokens: Budget = 128,
+    raw: Raw = False,
+    head: Annotated[int, typer.Option(metavar="N", help="Tokens of a text of --data to go on from.")] = 64,
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="The chat template's switch. [default: the template's]"),
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Decode past stop tokens.")] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Time parts of a step on CUDA and mlx too, which slows the steps.")
+    ] = False,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="The server's address.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The server's model. [default: its only one]")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(metavar="N", help="Questions that a server is asked at once. [default: 1]")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", help="Seconds without a byte after which a server has stalled.")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Keep replies, a table and pictures in a folder.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask the same questions in several ways of decoding, and compare what they take.
+
+    Every way answers each question before the next one. Exits with 1 if a reply failed. Ctrl-C prints what there is.
+    """
+    from dflash_fn.cli.bench import bench as command
+    from dflash_fn.cli.bench_options import BenchOptions
+
+    wanted = BenchOptions(
+        PairOptions(pair, target, draft, backend, dtype, device), names or (), data or (), source, limit, shuffle, ways,
+        blocks, max_new_tokens, raw, head, thinking, ignore_eos, parts, url, model, concurrency, timeout, out, resume,
+        markdown, as_json,
+    )  # fmt: skip
+    with exits.handled(several_rows=True):
+        command(wanted)
 
 
 @app.command()

@@ -67,6 +67,8 @@ def _places(load: PairOptions) -> tuple[Any, Any]:
     """Return the target's place and the draft's, that of a zoo pair where none is given."""
     from dflash_fn import zoo
 
+    if load.word:
+        raise InputError(f"--draft {load.word}: write it in a way, as in ours,draft={load.word}")
     if load.zoo_name is None:
         return load.target, load.draft
     files = zoo.fetch(load.zoo_name)

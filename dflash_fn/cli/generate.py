@@ -12,7 +12,7 @@ from dflash_fn.cli.answer import Answer, Write, decode_answer, opened, silent
 from dflash_fn.cli.block_size import pace_of
 from dflash_fn.cli.check import INTERRUPTED, Check, NotChecked, check_against_plain, nothing_to_check, warm_up
 from dflash_fn.cli.options import AUTO, Options, check_options, read_prompt
-from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair
+from dflash_fn.cli.pairs import asks_for_draft, block_and_width, open_pair, proposer_of
 from dflash_fn.cli.policy import policy_of
 from dflash_fn.text import chat_prompt
 
@@ -53,12 +53,12 @@ def generate(options: Options) -> None:
     policy = policy_of(options.policy, check=options.check, paced=options.block_size == AUTO)
     load = saved.pair_of(options)
     text = read_prompt(options.prompt) if options.prompt is not None else None
-    pair = open_pair(load, needs_draft=asks_for_draft(options))
+    pair = open_pair(load, needs_draft=asks_for_draft(options), proposers=True)
     raw = options.raw or pair.tokenizer.chat_template is None
     with terminal.note("reading the prompt"):
         begun = _begun(options, pair, text or "", raw) if options.resume is None else _resumed(options, pair, text, raw)
         if options.check:
-            warm_up(begun.state, pair, block_size=begun.block_size, policy=policy)
+            warm_up(begun.state, pair, block_size=begun.block_size, policy=policy, proposer=proposer_of(options.load))
         pace = pace_of(options, begun.state, pair, begun.block_size)
     answer = _answered(options, pair, policy, begun, pace)
     check = _checked(options, pair, policy, begun, answer) if options.check else None
@@ -93,7 +93,7 @@ def _answered(options: Options, pair: Pair, policy: Policy, begun: Begun, pace: 
     with terminal.whole_lines() as write:
         write(begun.shown, dim=True)
         answer = _decoded(options, pair, policy, begun, pace, write)
-    render.show_answer(terminal.console(), answer, drafts=pair.draft is not None)
+    render.show_answer(terminal.console(), answer, drafts=pair.draft is not None or options.load.word is not None)
     return answer
 
 
@@ -108,6 +108,7 @@ def _decoded(options: Options, pair: Pair, policy: Policy, begun: Begun, pace: i
         continues=begun.continues,
         digests=options.check,
         policy=policy,
+        proposer=proposer_of(options.load),
     )
 
 

@@ -11,6 +11,7 @@ from dflash_fn.cli import stdin
 from dflash_fn.cli.policy import PolicyOptions
 from dflash_fn.container import check_file_place
 from dflash_fn.errors import CacheFolderError, InputError
+from dflash_fn.proposers import PROPOSERS
 
 __all__ = ["AUTO", "DTYPES", "Options", "PairOptions", "check_load", "check_options", "check_place", "read_prompt"]
 
@@ -29,7 +30,8 @@ class PairOptions:
     Attributes:
         pair: a zoo name; None takes the default, or `target`.
         target: a folder or hub id, in place of a zoo pair.
-        draft: a folder or hub id; with a zoo pair it takes the place of the pair's own.
+        draft: a folder or hub id; with a zoo pair it takes the place of the pair's own. Or one of the words of
+            `dflash_fn.proposers`.
         port: as registered.
         dtype: of the weights; None leaves it to the port.
         device: the port's name of it; None leaves it to the port.
@@ -50,6 +52,16 @@ class PairOptions:
     def zoo_name(self) -> str | None:
         """The zoo pair that is meant, or None where a target is given."""
         return None if self.target else self.pair or DEFAULT_PAIR
+
+    @property
+    def word(self) -> str | None:
+        """What guesses in place of the draft, or with it, where no place is given but `ngram` or `both`."""
+        return self.draft if self.draft in PROPOSERS else None
+
+    @property
+    def place(self) -> str | None:
+        """The folder or hub id of a draft, where one is given."""
+        return None if self.word else self.draft
 
 
 @dataclass(frozen=True, slots=True)

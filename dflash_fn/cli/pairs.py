@@ -13,30 +13,36 @@ import typer
 from dflash_fn.cli import signals, terminal
 from dflash_fn.cli.options import Options, PairOptions
 from dflash_fn.errors import InputError
+from dflash_fn.proposers import BLOCK, PROPOSERS
 
 if TYPE_CHECKING:
-    from dflash_fn.records import Pair
+    from dflash_fn.records import Pair, Proposer
 
-__all__ = ["asks_for_draft", "block_and_width", "open_pair"]
+__all__ = ["asks_for_draft", "block_and_width", "open_pair", "proposer_of"]
 
 
-def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool = True) -> Pair:
+def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool = True, proposers: bool = False) -> Pair:
     """Load a pair, showing on stderr what goes on.
 
     Args:
         options: which one.
         needs_draft: what asks for a draft, such as "--check compares with and without a draft", or nothing.
         needs_text: whether it must have a tokenizer.
+        proposers: whether `--draft ngram` and `--draft both` make sense; with `ngram` no draft is loaded.
 
     Raises:
         DflashError: of whatever kind `load_pair` and the zoo raise.
     """
     from dflash_fn import load_pair
 
+    if options.word and not proposers:
+        raise InputError(f"--draft {options.word}: expected a folder or hub id; that word is for generate and bench")
     name = options.zoo_name
     with terminal.status(f"loading {name or options.target}") as shown:
         target, draft = _folders(name, _reporter(shown)) if name else (options.target, None)
-        draft = options.draft or draft
+        draft = None if options.word == "ngram" else options.place or draft
+        if options.word == "both" and draft is None:
+            raise InputError("--draft both asks a draft where n-grams know nothing; there is none, use --draft ngram")
         if needs_draft and draft is None:
             raise InputError(f"{needs_draft}; there is none, give one by --draft")
         with signals.at_once():
@@ -48,7 +54,7 @@ def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool =
                 device=options.device,
                 device_map=options.device_map,
                 mesh=options.tensor_parallel,
-                name=name if name and not options.draft else _name(options),
+                name=name if name and not options.place else _name(options),
             )
     _quieten()
     if needs_text and pair.tokenizer is None:
@@ -78,11 +84,18 @@ def _reporter(shown: terminal.Status | None) -> Callable[[str], None]:
 
 def _name(options: PairOptions) -> str:
     target = options.zoo_name or options.target or ""
-    return f"{target} + {options.draft}" if options.draft else target
+    return f"{target} + {options.place}" if options.place else target
+
+
+def proposer_of(options: PairOptions) -> Proposer | None:
+    """Return what `--draft ngram` or `--draft both` names; None where the pair's draft guesses."""
+    return PROPOSERS[options.word]() if options.word else None
 
 
 def asks_for_draft(options: Options) -> str:
     """Return which of the flags of a run makes no sense without a draft, and why; "" if none does."""
+    if options.load.word:
+        return ""
     if options.check:
         return "--check compares with and without a draft"
     if options.block_size not in (None, 1):
@@ -96,8 +109,8 @@ def block_and_width(options: Options, pair: Pair) -> tuple[int, int]:
     Raises:
         InputError: the port does not verify that many, or the width has no room for the draft's own block size.
     """
-    given = options.given_block
-    block = given if given is not None else pair.block_size
+    given, own = options.given_block, BLOCK if options.load.word and not pair.draft else pair.block_size
+    block = given if given is not None else own
     name = "--block-size" if given is not None else "the draft's block size"
     _check_most(pair, name, block, flag="--block-size")
     width = options.width if options.width is not None else min(max(block, pair.block_size), pair.port.max_width)

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dflash_fn.bench.estimates import written
 from dflash_fn.cli.render import counted
 from dflash_fn.metrics import TAU_DEFINITION
 
@@ -100,27 +101,6 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     ),
     "ms a step": lambda one: "-" if one.seconds is None else f"{1e3 * one.seconds.value:.1f}",
 }
-
-
-def written(value: Estimate | None, digits: int, *, scale: float = 1.0, sign: bool = False) -> str:
-    """Return a number with its interval.
-
-    Example:
-        >>> from dflash_fn.bench.estimates import Estimate
-        >>> written(Estimate(2.5, 0.125), 2), written(Estimate(0.5, None), 1, scale=100, sign=True), written(None, 1)
-        ('2.50 ± 0.12', '+50.0', '-')
-        >>> written(Estimate(0.35, 0.4, least=0.0, most=1.0), 0, scale=100)
-        '35 (0 to 75)'
-    """
-    if value is None:
-        return "-"
-    number = f"{scale * value.value:{'+' if sign else ''}.{digits}f}"
-    if value.half is None or value.ends is None:
-        return number
-    low, high = value.ends
-    if value.ends != (value.value - value.half, value.value + value.half):
-        return f"{number} ({scale * low:.{digits}f} to {scale * high:.{digits}f})"
-    return f"{number} ± {scale * value.half:.{digits}f}"
 
 
 def _divergence(one: Result) -> str:

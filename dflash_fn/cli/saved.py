@@ -13,6 +13,7 @@ from dflash_fn.cli import terminal
 from dflash_fn.cli.answer import extended
 from dflash_fn.cli.options import Options, PairOptions
 from dflash_fn.errors import InputError
+from dflash_fn.proposers import BLOCK
 from dflash_fn.records import StopReason
 from dflash_fn.text import Message, next_turn
 
@@ -108,7 +109,8 @@ def text_of(state: DecodeState, pair: Pair) -> str:
 
 def block_size(options: Options, pair: Pair, state: DecodeState) -> int:
     """Return the block size to go on with: the draft's own, unless that is more than the state's width."""
-    return options.given_block if options.given_block is not None else min(pair.block_size, state.width)
+    own = BLOCK if options.load.word and not pair.draft else pair.block_size
+    return options.given_block if options.given_block is not None else min(own, state.width)
 
 
 def save(options: Options, state: DecodeState, pair: Pair) -> None:

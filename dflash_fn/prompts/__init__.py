@@ -15,7 +15,7 @@ from typing import Any
 
 from dflash_fn import errors
 
-__all__ = ["BUNDLED", "find", "read", "read_rows", "turns_of"]
+__all__ = ["BUNDLED", "find", "read", "read_conversations", "read_rows", "span_of", "turns_of"]
 
 FOLDER = Path(__file__).parent
 
@@ -55,7 +55,12 @@ def read_rows(places: Iterable[str]) -> list[tuple[str, str]]:
     Raises:
         InputError: a file that is not there or cannot be read, rows that it does not have, or a row without a prompt.
     """
-    return [(name, turns[0]) for place in places for name, turns in _rows_of(*_span_of(place))]
+    return [(name, turns[0]) for name, turns in read_conversations(places)]
+
+
+def read_conversations(places: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Return (name, all turns) of rows, named as for `read_rows`, and with its errors."""
+    return [row for place in places for row in _rows_of(*span_of(place))]
 
 
 def turns_of(record: Any, where: str) -> list[str]:
@@ -82,8 +87,16 @@ def turns_of(record: Any, where: str) -> list[str]:
     return turns
 
 
-def _span_of(place: str) -> tuple[str, int, int | None]:
-    """Return the file, its first row and its last; None where no last row is named."""
+def span_of(place: str) -> tuple[str, int, int | None]:
+    """Return the file of `FILE`, `FILE:3` or `FILE:20-39`, its first row and its last; None where no last is named.
+
+    Raises:
+        InputError: rows that are written otherwise.
+
+    Example:
+        >>> span_of("rows.jsonl:20-39"), span_of("rows.jsonl")
+        (('rows.jsonl', 20, 39), ('rows.jsonl', 0, None))
+    """
     if Path(place).exists() or ":" not in place:
         return place, 0, None
     file, _, span = place.rpartition(":")

@@ -11,7 +11,7 @@ import numpy as np
 
 from dflash_fn.loop import decode, rounds
 from dflash_fn.opening import prefill
-from dflash_fn.proposers import ngrams
+from dflash_fn.proposers import ngram
 from dflash_fn.records import Pair, Proposer
 from dflash_fn.train.options import EvalOptions
 from dflash_fn.train.texts import distinct_share
@@ -113,7 +113,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def baseline(pair: Pair, prompts: Sequence[tuple[str, Sequence[int]]], options: EvalOptions) -> dict[str, Any]:
     """Return the summary of guessing by n-grams of the text so far, which costs nothing: what a draft has to beat."""
-    return summary(evaluate(replace(pair, draft=None), prompts, options, proposer=ngrams()))
+    return summary(evaluate(replace(pair, draft=None), prompts, options, proposer=ngram()))
 
 
 def exactness(pair: Pair, prompts: Sequence[tuple[str, Sequence[int]]], answers: Sequence[Answered]) -> bool:

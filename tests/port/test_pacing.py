@@ -10,7 +10,7 @@ from dflash_fn import errors, pacing
 from dflash_fn.opening import prefill
 from dflash_fn.policies import token_rejection
 from dflash_fn.port import Port
-from dflash_fn.proposers import ngrams
+from dflash_fn.proposers import ngram
 from dflash_fn.records import Pair, StepInfo
 from dflash_fn.sampling import Sampling
 from tests.helpers.runs import run, same
@@ -51,7 +51,7 @@ def test_the_text_and_its_bits_are_those_of_no_draft_at_any_pace(pair: Pair) -> 
 
 
 def test_a_pace_for_a_proposer(pair: Pair) -> None:
-    lone, proposer = replace(pair, draft=None), ngrams()
+    lone, proposer = replace(pair, draft=None), ngram()
     state = prefill(lone, PROMPTS, width=4)
     assert sorted(pacing.measure(state, lone, proposer=proposer)) == [1, 2, 4]
     pace = pacing.auto(state, lone, proposer=proposer)

@@ -6,7 +6,7 @@ import pytest
 
 from dflash_fn.opening import prefill
 from dflash_fn.port import Port
-from dflash_fn.proposers import continuation, lookup_or_draft, ngrams, occurred
+from dflash_fn.proposers import continuation, lookup_or_draft, ngram, occurred
 from dflash_fn.records import Array, DecodeState, Pair
 from dflash_fn.steps import propose
 from tests.helpers.runs import run
@@ -20,7 +20,7 @@ def pair(port: Port, checkpoints: Checkpoints) -> Pair:
     return checkpoints.pair(port, DraftDesign(target=TargetDesign(max_context=96)))
 
 
-@pytest.mark.parametrize("proposer", [ngrams(), ngrams(1), lookup_or_draft(), lookup_or_draft(2, 1)])
+@pytest.mark.parametrize("proposer", [ngram(), ngram(1), lookup_or_draft(), lookup_or_draft(2, 1)])
 def test_the_text_is_that_of_no_draft(pair: Pair, proposer) -> None:
     state = prefill(pair, PROMPTS, width=4, exact_rows=True)
     expected = run(state, pair, max_new_tokens=40, block_size=1, stop_token_ids=())
