@@ -14,7 +14,7 @@ from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch import parts
 from dflash_fn_torch.attention import Reach
-from dflash_fn_torch.decoder import LayerWeights, TargetWeights, chunk_at, layer_pass
+from dflash_fn_torch.decoder import LayerWeights, TargetWeights, chunk_at, fused_of, layer_pass
 from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
 
 __all__ = ["DraftWeights", "draft_context", "draft_pass"]
@@ -99,7 +99,7 @@ def draft_pass(
     reaches = draft_reaches(spec)
     # The block's own K and V are written behind the context and forgotten with this family.
     family = parts.append(cache, block.shape[1])
-    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET)
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET, fused_of(weights.layers))
     x = F.embedding(block, owner.embedding).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dflash_fn.config import RopeSpec
 from dflash_fn.rope import rope_tables
+from dflash_fn_torch.panels import Panels, panel_product
 
 __all__ = [
     "Projection",
@@ -40,25 +41,27 @@ class Projection:
     """One or several weight matrices that are applied to the same input, their outputs side by side.
 
     Attributes:
-        weights: [out_i, in] each, as `pack` returns them; one fused matrix wherever they are copied anyway, several
+        weights: [out_i, in] each, as `pack` or `panels.in_panels` returns them; one fused matrix wherever they are copied anyway, several
             where they belong to a model in memory and are used in place.
         bias: [sum of out_i] or None.
     """
 
-    weights: tuple[Tensor, ...]
+    weights: tuple[Tensor | Panels, ...]
     bias: Tensor | None = None
 
 
 def product(
-    x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"], groups: int = 1
+    x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"] | Panels, groups: int = 1
 ) -> Float[Tensor, "tokens outputs"]:
     """Return x @ weight.T.
 
     Args:
         x: a token a row.
-        weight: as `pack` returned it.
+        weight: as `pack` or `panels.in_panels` returned it.
         groups: equal parts of x to multiply apart, so that each has the bits that it has alone.
     """
+    if isinstance(weight, Panels):
+        return panel_product(x, weight)
     if groups > 1:
         return torch.cat([product(part, weight) for part in x.chunk(groups)])
     if weight.is_mkldnn:

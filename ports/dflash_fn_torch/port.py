@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from dflash_fn_torch import moves, parts
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
+from dflash_fn_torch.native import library
 from dflash_fn_torch.weights import read_draft, read_target
 
 if TYPE_CHECKING:
@@ -37,11 +38,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class TorchPort:
-    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`."""
+    """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`.
+
+    Attributes:
+        name: as it is registered.
+        prefill_width: see `dflash_fn.port.Port`.
+        max_width: the same.
+        compiled: whether models that it loads run on our own CPU kernels (`dflash_fn_torch.native`).
+    """
 
     name: str = "torch"
     prefill_width: int = 256
     max_width: int = MAX_WIDTH
+    compiled: bool = False
 
     @property
     def xp(self) -> Any:
@@ -52,6 +61,11 @@ class TorchPort:
         """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
         return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+
+    def compiling(self) -> TorchPort:
+        """Return a port whose models run on our own kernels, compiled now where this machine has none yet."""
+        library()
+        return replace(self, compiled=True)
 
     def trainer(self) -> Trainer:
         """Return what trains here (`dflash_fn.train.trainer.Trains`); imported only when it is asked for."""
@@ -83,7 +97,10 @@ class TorchPort:
         check_format(self.name, source.name, spec)
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
-        return Model(spec, read_target(source, spec, _dtype(name), place), name, place, source)
+        if self.compiled:
+            _check_compiled(name, place)
+        weights = read_target(source, spec, _dtype(name), place, compiled=self.compiled)
+        return Model(spec, weights, name, place, source)
 
     def load_draft(
         self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
@@ -91,7 +108,7 @@ class TorchPort:
         """Read a draft; there are no quantised products here."""
         check_format(self.name, source.name, spec)
         check_bits(self.name, bits)
-        weights = read_draft(source, spec, _dtype(target.dtype), target.device)
+        weights = read_draft(source, spec, _dtype(target.dtype), target.device, compiled=self.compiled)
         return Model(spec, weights, target.dtype, target.device, source)
 
     def load_tokenizer(self, source: str | Path) -> Any:
@@ -234,6 +251,13 @@ def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise errors.InputError(f"port torch does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _check_compiled(dtype: str, device: str) -> None:
+    if device != "cpu":
+        raise errors.InputError(f"compile: got device {device}; port torch compiles for cpu alone, so give device='cpu'")
+    if dtype == "float16":
+        raise errors.InputError("compile: got dtype float16, expected float32 or bfloat16")
 
 
 def load() -> Port:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from dflash_fn.sources import Source
 from dflash_fn_torch.decoder import LayerWeights, TargetWeights
 from dflash_fn_torch.draft import DraftWeights
 from dflash_fn_torch.gated_delta import DeltaWeights
+from dflash_fn_torch.fused import fuse
 from dflash_fn_torch.ops import Projection, pack
+from dflash_fn_torch.panels import Panels, in_panels
 
 __all__ = ["open_reader", "read_draft", "read_target"]
 
@@ -28,10 +31,12 @@ class TorchReader(Reader[Tensor]):
     Attributes:
         device: where tensors go.
         centered: whether norms lack the 1 that is to be added to them; None where they are as Llama's.
+        pack: lays a matrix out for products.
     """
 
     device: str
     centered: bool | None
+    pack: Callable[[Tensor], Tensor | Panels] = pack
 
     def exact(self, name: str, *shape: int) -> Tensor:
         """Return a copy in float32, whatever the model's dtype is."""
@@ -44,11 +49,13 @@ class TorchReader(Reader[Tensor]):
         return self.exact(name, size) + (1.0 if self.centered else 0.0)
 
 
-def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool = False) -> TorchReader:
+def open_reader(
+    source: Source, dtype: torch.dtype, device: str, *, hybrid: bool = False, compiled: bool = False
+) -> TorchReader:
     """Open a source's tensors.
 
     On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from. A model
-    in memory on an accelerator is used in place. Of a hybrid, only the text part is there, in the names of text models.
+    in memory on an accelerator is used in place. `compiled` lays them out for our own kernels. Of a hybrid, only the text part is there, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
@@ -68,6 +75,7 @@ def open_reader(source: Source, dtype: torch.dtype, device: str, *, hybrid: bool
         joins=from_files or device == "cpu",
         device=device,
         centered=centered,
+        pack=in_panels if compiled else pack,
     )
 
 
@@ -77,7 +85,9 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
-def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: str) -> TargetWeights:
+def read_target(
+    source: Source, spec: TargetSpec, dtype: torch.dtype, device: str, *, compiled: bool = False
+) -> TargetWeights:
     """Read a target's weight tree, in transformers' names.
 
     Raises:
@@ -88,7 +98,7 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
         raise errors.UnsupportedModel(
             f"{source.name}: got head_dim {spec.head_dim}; port torch runs heads whose size is a multiple of 4"
         )
-    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", compiled=compiled)
     embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_read_layer(reader, spec, i, f"model.layers.{i}") for i in range(spec.num_layers))
     norm = reader.norm("model.norm.weight", spec.hidden_size)
@@ -98,25 +108,26 @@ def read_target(source: Source, spec: TargetSpec, dtype: torch.dtype, device: st
     else:
         head = reader.take("lm_head.weight", spec.vocab_size, spec.hidden_size)
     reader.finish()
-    return TargetWeights(embedding, layers, norm, pack(head))
+    return TargetWeights(embedding, layers, norm, reader.pack(head))
 
 
-def read_draft(source: Source, spec: DraftSpec, dtype: torch.dtype, device: str) -> DraftWeights:
+def read_draft(
+    source: Source, spec: DraftSpec, dtype: torch.dtype, device: str, *, compiled: bool = False
+) -> DraftWeights:
     """Read a draft's weight tree, in upstream's names.
 
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
-    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5")
-    fuse = Projection((pack(reader.take("fc.weight", hidden, taps * hidden)),))
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", compiled=compiled)
+    fc = Projection((reader.pack(reader.take("fc.weight", hidden, taps * hidden)),))
     context_norm = reader.take("hidden_norm.weight", hidden)
     layers = tuple(_read_layer(reader, spec, i, f"layers.{i}") for i in range(spec.num_layers))
     norm = reader.take("norm.weight", hidden)
     reader.finish()
-    return DraftWeights(
-        fuse, context_norm, _packed(_context_kv(reader, spec)), _context_k_norm(spec, layers), layers, norm
-    )
+    context_kv = _packed(reader, _context_kv(reader, spec))
+    return DraftWeights(fc, context_norm, context_kv, _context_k_norm(spec, layers), layers, norm)
 
 
 def _read_layer(reader: TorchReader, spec: DecoderSpec, layer: int, prefix: str) -> LayerWeights:
@@ -126,16 +137,13 @@ def _read_layer(reader: TorchReader, spec: DecoderSpec, layer: int, prefix: str)
         qkv, qk_norm, out, delta = _read_delta_net(reader, spec.delta, hidden, f"{prefix}.linear_attn")
     else:
         qkv, qk_norm, out, delta = _read_attention(reader, spec, f"{prefix}.self_attn")
-    return LayerWeights(
-        input_norm=reader.norm(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=_packed(qkv),
-        qk_norm=qk_norm,
-        out=_packed(out),
-        delta=delta,
-        post_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=_packed(_projection(reader, mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=spec.mlp_bias)),
-        down=_packed(_projection(reader, mlp, {"down_proj": hidden}, inner, bias=spec.mlp_bias)),
-    )
+    gate_up = _projection(reader, mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=spec.mlp_bias)
+    down = _projection(reader, mlp, {"down_proj": hidden}, inner, bias=spec.mlp_bias)
+    qkv, out, gate_up, down = (_packed(reader, part) for part in (qkv, out, gate_up, down))
+    input_norm = reader.norm(f"{prefix}.input_layernorm.weight", hidden)
+    post_norm = reader.norm(f"{prefix}.post_attention_layernorm.weight", hidden)
+    fused = None if delta else fuse(spec, (qkv, out, gate_up, down), (input_norm, qk_norm, post_norm))
+    return LayerWeights(input_norm, qkv, qk_norm, out, post_norm, gate_up, down, delta, fused)
 
 
 Mixer = tuple[Projection, Tensor | None, Projection, DeltaWeights | None]
@@ -174,8 +182,8 @@ def _projection(reader: Reader[Tensor], prefix: str, outputs: dict[str, int], in
     return Projection(joined, torch.cat(biases) if biases else None)
 
 
-def _packed(projection: Projection) -> Projection:
-    return Projection(tuple(pack(weight) for weight in projection.weights), projection.bias)
+def _packed(reader: TorchReader, projection: Projection) -> Projection:
+    return Projection(tuple(reader.pack(weight) for weight in projection.weights), projection.bias)
 
 
 def _context_kv(reader: Reader[Tensor], spec: DraftSpec) -> Projection:
