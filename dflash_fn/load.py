@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_fn import errors
 from dflash_fn.config import DraftSpec, TargetSpec, parse_draft, parse_target
-from dflash_fn.port import Port
+from dflash_fn.port import Compiles, Port
 from dflash_fn.records import Pair
 from dflash_fn.registry import get_port, port_names
 from dflash_fn.sources import Source, resolve
@@ -30,6 +30,7 @@ def load_pair(
     device: str | None = None,
     tokenizer: Any = None,
     draft_bits: int | None = None,
+    compile: bool = False,  # noqa: A002 (the word of torch and of the command line)
     name: str | None = None,
 ) -> Pair:
     """Load a target and its draft.
@@ -48,10 +49,12 @@ def load_pair(
         tokenizer: a tokenizer, or a folder to read one from; None reads the target's folder if it holds one.
         draft_bits: bits to round the draft's matrices to when they are read (mlx: 4 or 8, say), so that it is faster;
             the text stays the target's. None leaves them as they are.
+        compile: whether to run on kernels that this machine's C++ compiler makes, once, for this machine (torch on a
+            CPU): faster, under the same contract. Bits may differ from those without it.
         name: for reports; None takes the target's.
 
     Raises:
-        UnknownPort, BackendMissing: no such port, or its backend is not installed.
+        UnknownPort, BackendMissing: no such port, or its backend is not installed; nothing to compile with.
         DownloadError: a hub id that is neither cached nor reachable.
         ConfigError, UnsupportedModel: a config.json that lacks a key, or that nothing here runs.
         HiddenSizeMismatch, VocabularyMismatch, TappedLayerMismatch, TargetLayersMismatch, MaskTokenMismatch,
@@ -59,7 +62,7 @@ def load_pair(
         CheckpointError: weights that are missing, damaged or of other shapes.
         InputError: what is neither folder, hub id nor model of the port, or what the port does not have.
     """
-    engine = _engine(port)
+    engine = _compiling(_engine(port)) if compile else _engine(port)
     source = _resolved(engine, target, "target")
     spec = parse_target(source.config, name=source.name)
     draft_source = _resolved(engine, draft, "draft") if draft is not None else None
@@ -144,6 +147,12 @@ def _engine(port: Any) -> Port:
             f"port: got {reprlib.repr(port)}, expected a port or the name of one: {', '.join(port_names())}"
         )
     return port
+
+
+def _compiling(port: Port) -> Port:
+    if not isinstance(port, Compiles):
+        raise errors.InputError(f"compile: port {port.name} has no kernels to compile; leave compile out")
+    return port.compiling()
 
 
 def _resolved(port: Port, source: Any, role: str) -> Source:

@@ -73,6 +73,7 @@ class Chunk:
         masks: one a reach.
         groups: into how many parts products are split.
         runs: what fused layers need in place of spans and masks, by reach; empty where layers are not fused.
+        places: of each layer among those of its kind.
     """
 
     family: parts.Family
@@ -82,6 +83,7 @@ class Chunk:
     masks: dict[Reach, Tensor]
     groups: int
     runs: dict[Reach, Run]
+    places: tuple[int, ...]
 
 
 def chunk_at(
@@ -108,7 +110,8 @@ def chunk_at(
     slots = family.full.full.lengths[0] - starts[0]
     if fused is not None:
         cos, sin = rope_at(spec.rope, starts, slots, torch.float32, str(like.device))
-        return Chunk(family, cos, sin, {}, {}, 1, runs(fused, _claimed(spec, family, reaches, slots), slots, cos, sin))
+        made = runs(fused, _claimed(spec, family, reaches, slots), slots, cos, sin)
+        return Chunk(family, cos, sin, {}, {}, 1, made, parts.places(spec.layer_kinds))
     cos, sin = rope_at(spec.rope, starts, slots, like.dtype, str(like.device))
     spans = {kind: kv.attended(family.of(kind), bucket) for kind in set(spec.layer_kinds) - {LayerKind.DELTA}}
     first = torch.tensor(starts, device=like.device)
@@ -118,7 +121,8 @@ def chunk_at(
             span = spans[kind]
             held = torch.tensor(span.positions, device=like.device)
             made[reach] = mask(reach, first, slots, held, span.count, like.dtype)
-    return Chunk(family, cos, sin, spans, made, len(starts) if exact_rows else 1, {})
+    groups = len(starts) if exact_rows else 1
+    return Chunk(family, cos, sin, spans, made, groups, {}, parts.places(spec.layer_kinds))
 
 
 def _claimed(
@@ -144,7 +148,7 @@ def layer_pass(
     """Run one layer over a chunk; what it remembers goes into the chunk's family."""
     if weights.fused is not None:
         buffer = chunk.family.of(spec.layer_kinds[layer]).full.buffer
-        place = parts.places(spec.layer_kinds)[layer]
+        place = chunk.places[layer]
         return fused_layer(weights.fused, chunk.runs[reach], x, buffer.keys[place], buffer.values[place])
     h = project(rms_norm(x, weights.input_norm, spec.norm_eps), weights.qkv, chunk.groups)
     if weights.delta is None:
@@ -166,7 +170,7 @@ def _attention(
 ) -> Float[Tensor, "tokens values"]:
     """Write K and V into the slots that the chunk claimed, and attend."""
     q, k, v, gate = _heads(spec, weights, chunk, projected)
-    kind, place = spec.layer_kinds[layer], parts.places(spec.layer_kinds)[layer]
+    kind, place = spec.layer_kinds[layer], chunk.places[layer]
     family = chunk.family.of(kind)
     keys, values = family.full.buffer.keys[place], family.full.buffer.values[place]
     starts = tuple(end - q.shape[1] for end in kv.slots(family.full))
@@ -185,7 +189,7 @@ def _delta_net(
 ) -> Float[Tensor, "tokens values"]:
     """Run each row apart over its own state, and keep the tapes."""
     assert spec.delta is not None
-    states = chunk.family.start.recent.states[parts.places(spec.layer_kinds)[layer]]
+    states = chunk.family.start.recent.states[chunk.places[layer]]
     rows = projected.contiguous().chunk(len(states))
     made = [
         gated_delta.mix(spec.delta, weights, spec.norm_eps, state, row) for state, row in zip(states, rows, strict=True)

@@ -67,7 +67,7 @@ def draft_context(
     if weights.context_k_norm is not None:
         k = rms_norm(k, weights.context_k_norm, spec.norm_eps)
     k = rotate(k, chunk.cos, chunk.sin).view(v.shape)
-    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, parts.places(spec.layer_kinds), strict=True)):
+    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, chunk.places, strict=True)):
         claimed = family.of(kind).full
         starts = tuple(end - slots for end in kv.slots(claimed))
         kv.write(claimed.buffer.keys[place], starts, k[:, :, layer])

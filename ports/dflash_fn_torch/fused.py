@@ -63,7 +63,7 @@ def fuse(spec: DecoderSpec, projections: Iterable[Projection], norms: Iterable[T
     scales = [None if norm is None else norm.detach().float().contiguous() for norm in norms]
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in (*data, *scales)]
     sizes = spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
-    layer = native.Layer(*pointers, *sizes, spec.norm_eps, data[0].dtype != torch.float32)
+    layer = native.Layer(*pointers, *sizes, spec.norm_eps, native.KINDS.index(data[0].dtype))
     return Fused(layer, tuple(tensor for tensor in (*data, *scales) if tensor is not None))
 
 

@@ -29,6 +29,13 @@ typedef uint16_t vh __attribute__((vector_size(LANES * 2), aligned(2), may_alias
 
 inline vf load(const float *p) { return *reinterpret_cast<const vf *>(p); }
 inline vf load(const uint16_t *p) { return (vf)(__builtin_convertvector(*reinterpret_cast<const vh *>(p), vu) << 16); }
+#ifdef __FLT16_MAX__
+typedef _Float16 half;
+typedef half vq __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+inline vf load(const half *p) { return __builtin_convertvector(*reinterpret_cast<const vq *>(p), vf); }
+inline float widened(half x) { return (float)x; }
+inline void narrow(float x, half *to) { *to = (half)x; }
+#endif
 inline void store(float *p, vf v) { *reinterpret_cast<vf *>(p) = v; }
 inline vf all(float x) { return x - vf{}; }
 
@@ -143,7 +150,7 @@ struct Layer {
     const float *input_norm, *qk_norm, *post_norm;
     int64_t hidden, inner, heads, kv_heads, dim;
     float eps;
-    int32_t narrow;  // whether panels and caches hold bfloat16
+    int32_t kind;  // of numbers in panels and caches: 0 float32, 1 bfloat16, 2 float16
 };
 
 struct Pass {
@@ -302,6 +309,12 @@ extern "C" {
 
 int64_t dflash_panel() { return PANEL; }
 
+#ifdef __FLT16_MAX__
+int32_t dflash_kinds() { return 3; }
+#else
+int32_t dflash_kinds() { return 2; }
+#endif
+
 int64_t dflash_work(const Layer *layer, const Pass *pass) {
     const long outputs = (layer->heads + 2 * layer->kv_heads) * layer->dim, wide = 2 * layer->inner;
     return pass->rows * pass->slots *
@@ -310,18 +323,20 @@ int64_t dflash_work(const Layer *layer, const Pass *pass) {
 }
 
 void dflash_layer(const Layer *layer, const Pass *pass, const Reach *reach, float *x, void *keys, void *values) {
-    if (layer->narrow)
-        layer_pass(*layer, *pass, *reach, x, (uint16_t *)keys, (uint16_t *)values);
-    else
-        layer_pass(*layer, *pass, *reach, x, (float *)keys, (float *)values);
+    if (layer->kind == 0) layer_pass(*layer, *pass, *reach, x, (float *)keys, (float *)values);
+    if (layer->kind == 1) layer_pass(*layer, *pass, *reach, x, (uint16_t *)keys, (uint16_t *)values);
+#ifdef __FLT16_MAX__
+    if (layer->kind == 2) layer_pass(*layer, *pass, *reach, x, (half *)keys, (half *)values);
+#endif
 }
 
-void dflash_product(const void *w, int32_t narrow, int64_t n, int64_t k, const float *x, int64_t tokens, float *y,
+void dflash_product(const void *w, int32_t kind, int64_t n, int64_t k, const float *x, int64_t tokens, float *y,
                     int32_t threads) {
-    if (narrow)
-        product((const uint16_t *)w, n, k, x, tokens, y, threads);
-    else
-        product((const float *)w, n, k, x, tokens, y, threads);
+    if (kind == 0) product((const float *)w, n, k, x, tokens, y, threads);
+    if (kind == 1) product((const uint16_t *)w, n, k, x, tokens, y, threads);
+#ifdef __FLT16_MAX__
+    if (kind == 2) product((const half *)w, n, k, x, tokens, y, threads);
+#endif
 }
 
 }  // extern "C"

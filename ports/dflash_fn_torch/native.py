@@ -13,10 +13,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 from dflash_fn import errors
 from dflash_fn.zoo import cache
 
-__all__ = ["Layer", "Pass", "Reach", "compiler", "library"]
+__all__ = ["KINDS", "Layer", "Pass", "Reach", "compiler", "library"]
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
@@ -24,6 +26,10 @@ FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fas
 
 COMPILERS = ("c++", "g++", "clang++")
 """Asked for in this order where the environment names none in `CXX`."""
+
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+"""How kernels.cpp numbers what weights and caches hold."""
 
 
 class Layer(ctypes.Structure):
@@ -34,7 +40,7 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("input_norm", "qk_norm", "post_norm")),
         *((name, ctypes.c_int64) for name in ("hidden", "inner", "heads", "kv_heads", "dim")),
         ("eps", ctypes.c_float),
-        ("narrow", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
     )
 
 
@@ -70,6 +76,7 @@ def library() -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.dflash_panel.restype = loaded.dflash_work.restype = number
     loaded.dflash_work.argtypes = [pointer, pointer]
+    loaded.dflash_kinds.restype = ctypes.c_int32
     loaded.dflash_layer.argtypes = [pointer] * 6
     loaded.dflash_layer.restype = loaded.dflash_product.restype = None
     loaded.dflash_product.argtypes = [pointer, ctypes.c_int32, number, number, pointer, number, pointer, ctypes.c_int32]

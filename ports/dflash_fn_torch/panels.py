@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float
 from torch import Tensor
 
-from dflash_fn_torch.native import library
+from dflash_fn_torch.native import KINDS, library
 
 __all__ = ["Panels", "in_panels", "panel_product"]
 
@@ -45,7 +45,7 @@ def panel_product(x: Float[Tensor, "tokens inputs"], weight: Panels) -> Float[Te
     made = torch.empty((len(x), weight.outputs), dtype=torch.float32)
     library().dflash_product(
         weight.data.data_ptr(),
-        weight.data.dtype != torch.float32,
+        KINDS.index(weight.data.dtype),
         weight.outputs,
         x.shape[1],
         given.data_ptr(),

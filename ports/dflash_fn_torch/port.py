@@ -24,7 +24,7 @@ from dflash_fn_torch import moves, parts
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
-from dflash_fn_torch.native import library
+from dflash_fn_torch.native import KINDS, library
 from dflash_fn_torch.weights import read_draft, read_target
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class TorchPort:
         place = self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
         if self.compiled:
-            _check_compiled(name, place)
+            _check_compiled(_dtype(name), place)
         weights = read_target(source, spec, _dtype(name), place, compiled=self.compiled)
         return Model(spec, weights, name, place, source)
 
@@ -253,11 +253,11 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _check_compiled(dtype: str, device: str) -> None:
+def _check_compiled(dtype: torch.dtype, device: str) -> None:
     if device != "cpu":
         raise errors.InputError(f"compile: got device {device}; port torch compiles for cpu alone, so give device='cpu'")
-    if dtype == "float16":
-        raise errors.InputError("compile: got dtype float16, expected float32 or bfloat16")
+    if KINDS.index(dtype) >= library().dflash_kinds():
+        raise errors.InputError(f"compile: the C++ compiler has no {dtype}; take float32 or bfloat16, or a newer compiler")
 
 
 def load() -> Port:
