@@ -37,6 +37,9 @@ Draft = Annotated[str | None, typer.Option("--draft", metavar="PATH", help="A DF
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the port's choice]")
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Run on kernels that this machine's C++ compiler makes, once.")
+]
 BlockSize = Annotated[
     int | None, typer.Option("--block-size", metavar="B", help="Block size; 1 drafts nothing. [default: the draft's]")
 ]
@@ -96,6 +99,7 @@ def generate(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     block_size: BlockSize = None,
     width: Width = None,
     max_new_tokens: Budget = 128,
@@ -122,7 +126,7 @@ def generate(
     prompt is a user's message; elsewhere, and with --raw, the text goes on from it. A saved state is gone on with in
     the same way; without a prompt it is just decoded further.
     """
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     options = Options(
         load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume,
         PolicyOptions(policy, temperature, top_k, top_p, min_p),
@@ -154,6 +158,7 @@ def doctor(
     draft: Draft = None,
     port: PortName = "torch",
     device: Device = None,
+    compiled: Compile = False,
     as_json: Json = False,
 ) -> None:
     """Say what is installed; prove exactness.
@@ -164,7 +169,8 @@ def doctor(
     from dflash_fn.cli.doctor import doctor as command
 
     with exits.handled():
-        command(PairOptions(pair, target, draft, port, device=device), proving=prove, as_json=as_json)
+        load = PairOptions(pair, target, draft, port, device=device, compile=compiled)
+        command(load, proving=prove, as_json=as_json)
 
 
 @app.command()
@@ -262,6 +268,7 @@ def trace_record(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     block_size: BlockSize = None,
     width: Width = None,
     max_new_tokens: Budget = 32,
@@ -276,7 +283,7 @@ def trace_record(
     as_json: Json = False,
 ) -> None:
     """Decode, and write what every step saw and made to a file."""
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     options = Options(
         load,
         prompt,
@@ -303,6 +310,7 @@ def trace_check(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     policy: Annotated[
         str | None,
         typer.Option("--policy", metavar="NAME", help="Its policy, where the trace's words do not name one of ours."),
@@ -320,7 +328,7 @@ def trace_check(
     """
     from dflash_fn.cli.trace import check as command
 
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     with exits.handled(several_rows=True):
         command(file, load, PolicyOptions(policy or "", temperature, top_k, top_p, min_p), as_json=as_json)
 
@@ -392,6 +400,7 @@ def policies_compare(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     block_size: BlockSize = None,
     width: Width = None,
     raw: Raw = False,
@@ -404,7 +413,7 @@ def policies_compare(
     What is compared: tau, what is kept by slot, how far the text's law is from the target's, and the time of a step;
     with intervals of 95 % over texts.
     """
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     options = Options(
         load, "-", raw=raw, json=as_json, block_size=block_size, width=width, max_new_tokens=max_new_tokens, seed=seed,
         policy=PolicyOptions("match", temperature, top_k, top_p, min_p),

@@ -53,6 +53,8 @@ def _check_unused(options: PairOptions) -> None:
     for name in ("pair", "target", "draft", "device"):
         if getattr(options, name) is not None:
             raise InputError(f"--{name} says what --prove is to run; add --prove, or leave --{name} out")
+    if options.compile:
+        raise InputError("--compile says how --prove is to run; add --prove, or leave --compile out")
 
 
 def facts(options: PairOptions) -> dict[str, Any]:

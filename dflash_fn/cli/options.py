@@ -29,6 +29,7 @@ class PairOptions:
         port: as registered.
         dtype: of the weights; None leaves it to the port.
         device: the port's name of it; None leaves it to the port.
+        compile: whether to run on kernels compiled for this machine.
     """
 
     pair: str | None = None
@@ -37,6 +38,7 @@ class PairOptions:
     port: str = "torch"
     dtype: str | None = None
     device: str | None = None
+    compile: bool = False
 
     @property
     def zoo_name(self) -> str | None:

@@ -46,6 +46,7 @@ def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool =
                 port=options.port,
                 dtype=options.dtype,
                 device=options.device,
+                compile=options.compile,
                 name=name if name and not options.draft else _name(options),
             )
     _quieten()

@@ -255,9 +255,13 @@ def _dtype(name: str) -> torch.dtype:
 
 def _check_compiled(dtype: torch.dtype, device: str) -> None:
     if device != "cpu":
-        raise errors.InputError(f"compile: got device {device}; port torch compiles for cpu alone, so give device='cpu'")
+        raise errors.InputError(
+            f"compile: got device {device}; port torch compiles for cpu alone, so give device='cpu'"
+        )
     if KINDS.index(dtype) >= library().dflash_kinds():
-        raise errors.InputError(f"compile: the C++ compiler has no {dtype}; take float32 or bfloat16, or a newer compiler")
+        raise errors.InputError(
+            f"compile: the C++ compiler has no {dtype}; take float32 or bfloat16, or a newer compiler"
+        )
 
 
 def load() -> Port:
