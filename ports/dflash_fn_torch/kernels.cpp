@@ -170,6 +170,17 @@ struct Reach {
 
 namespace {
 
+// R outputs of a head, from d on, for the queries in the lanes.
+template <int R, class W>
+inline void mix(const float *weights, const W *values, long dim, long count, vf share, float **y, long lanes, long d) {
+    vf acc[R][1];
+    tile<R, 1>(weights, LANES, values, 1, dim, count, acc);
+    for (int r = 0; r < R; r++) {
+        vf out = acc[r][0] * share;
+        for (long l = 0; l < lanes; l++) y[l][d + r] = out[l];
+    }
+}
+
 // One vector of queries of one K/V head: lane l is query `first + l`, of slot (first + l) / group.
 template <class W>
 void attend(const Layer &layer, const Pass &pass, const Reach &reach, long row, long head, long first, const float *qkv,
@@ -216,17 +227,15 @@ void attend(const Layer &layer, const Pass &pass, const Reach &reach, long row, 
         store(scores + j * LANES, weight);
     }
     v += begin * dim;
-    for (long d = 0; d < dim; d += 4) {  // a head's size is a multiple of 4
-        vf acc[4][1];
-        tile<4, 1>(scores, LANES, v + d, 1, dim, seen - begin, acc);
-        for (int r = 0; r < 4; r++) {
-            vf out = acc[r][0] / sum;
-            for (long l = 0; l < lanes; l++) {
-                long query = first + l, slot = query / group;
-                y[((row * pass.slots + slot) * layer.heads + head * group + query % group) * dim + d + r] = out[l];
-            }
-        }
+    const vf share = 1.0f / sum;
+    float *mixed[LANES];
+    for (long l = 0; l < lanes; l++) {
+        long query = first + l, slot = query / group;
+        mixed[l] = y + ((row * pass.slots + slot) * layer.heads + head * group + query % group) * dim;
     }
+    long d = 0;
+    for (; d + 2 * TILE <= dim; d += 2 * TILE) mix<2 * TILE>(scores, v + d, dim, seen - begin, share, mixed, lanes, d);
+    for (; d < dim; d += 4) mix<4>(scores, v + d, dim, seen - begin, share, mixed, lanes, d);  // dim: a multiple of 4
 }
 
 // Normalise and turn a token's queries and keys, and write its keys and values into the cache.
