@@ -139,7 +139,7 @@ def test_a_second_start_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_compiler_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler --fast")
     with pytest.raises(
-        errors.BackendMissing, match="found no no-such-compiler; install one .*, name one in CXX, or do"
+        errors.BackendMissing, match=r"found no no-such-compiler; install one .*, name one in CXX, or do"
     ):
         native.library.__wrapped__()
 

@@ -14,7 +14,8 @@ from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch import parts
 from dflash_fn_torch.attention import Reach
-from dflash_fn_torch.decoder import LayerWeights, TargetWeights, chunk_at, fused_of, layer_pass
+from dflash_fn_torch.decoder import Chunk, LayerWeights, TargetWeights, chunk_at, fused_of, layer_pass
+from dflash_fn_torch.fused import Fused, place_context
 from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
 
 __all__ = ["DraftWeights", "draft_context", "draft_pass"]
@@ -34,6 +35,7 @@ class DraftWeights:
         context_k_norm: [layers * kv_heads, dim], the key heads' norm weights; None without such norms.
         layers: the decoder layers, for the block.
         norm: [H], before the head.
+        context_fused: what our own kernels do with the context's keys and values, a layer each; None without them.
     """
 
     fuse: Projection
@@ -42,6 +44,7 @@ class DraftWeights:
     context_k_norm: Tensor | None
     layers: tuple[LayerWeights, ...]
     norm: Tensor
+    context_fused: tuple[Fused, ...] | None = None
 
 
 @torch.inference_mode()
@@ -58,21 +61,39 @@ def draft_context(
     weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
     family = parts.append(cache, slots)
-    chunk = chunk_at(spec, family, [], exact_rows, weights.norm)
+    placed = weights.context_fused or ()
+    reaches = draft_reaches(spec) if placed else []
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, fused=placed[0] if placed else None)
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
     context = rms_norm(fused, weights.context_norm, spec.norm_eps)
     heads = project(context, weights.context_kv, chunk.groups).contiguous()
+    if placed:
+        _place(spec, placed, chunk, heads.float())
+    else:
+        _write(spec, weights, chunk, heads.view(rows, slots, -1))
+    return parts.select(family, counts)
+
+
+def _place(spec: DraftSpec, weights: tuple[Fused, ...], chunk: Chunk, heads: Float[Tensor, "tokens outputs"]) -> None:
+    for layer, (kind, place, reach) in enumerate(zip(spec.layer_kinds, chunk.places, draft_reaches(spec), strict=True)):
+        buffer = chunk.family.of(kind).full.buffer
+        run, keys, values = chunk.runs[reach], buffer.keys[place], buffer.values[place]
+        place_context(weights[layer], run, heads, layer, keys, values)
+
+
+def _write(spec: DraftSpec, weights: DraftWeights, chunk: Chunk, heads: Float[Tensor, "rows slots outputs"]) -> None:
+    """Normalise and turn the keys of all layers together, and write them and the values into the claimed slots."""
+    rows, slots, _ = heads.shape
     k, v = heads.view(rows, slots, spec.num_layers, 2, spec.num_kv_heads, spec.head_dim).unbind(3)
     k = k.reshape(rows, slots, -1, spec.head_dim)
     if weights.context_k_norm is not None:
         k = rms_norm(k, weights.context_k_norm, spec.norm_eps)
     k = rotate(k, chunk.cos, chunk.sin).view(v.shape)
     for layer, (kind, place) in enumerate(zip(spec.layer_kinds, chunk.places, strict=True)):
-        claimed = family.of(kind).full
+        claimed = chunk.family.of(kind).full
         starts = tuple(end - slots for end in kv.slots(claimed))
         kv.write(claimed.buffer.keys[place], starts, k[:, :, layer])
         kv.write(claimed.buffer.values[place], starts, v[:, :, layer])
-    return parts.select(family, counts)
 
 
 def draft_reaches(spec: DraftSpec) -> list[Reach]:

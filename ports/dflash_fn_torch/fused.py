@@ -16,7 +16,7 @@ from dflash_fn_torch.attention import Reach
 from dflash_fn_torch.ops import Projection
 from dflash_fn_torch.panels import Panels
 
-__all__ = ["Fused", "Run", "fuse", "fused_layer", "runs"]
+__all__ = ["Fused", "Run", "fuse", "fuse_context", "fused_layer", "place_context", "runs"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,6 +65,27 @@ def fuse(spec: DecoderSpec, projections: Iterable[Projection], norms: Iterable[T
     sizes = spec.hidden_size, spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
     layer = native.Layer(*pointers, *sizes, spec.norm_eps, native.KINDS.index(data[0].dtype))
     return Fused(layer, tuple(tensor for tensor in (*data, *scales) if tensor is not None))
+
+
+def fuse_context(spec: DecoderSpec, weight: Tensor | Panels, norm: Tensor | None) -> tuple[Fused, ...] | None:
+    """Prepare what a draft does with each layer's keys and values of the context; None where that is not for us.
+
+    Args:
+        spec: the draft's.
+        weight: that makes keys and values of all layers.
+        norm: [layers * kv_heads, dim], the key heads' norm weights.
+    """
+    if not isinstance(weight, Panels):
+        return None
+    scales = (None,) * spec.num_layers if norm is None else norm.detach().float().contiguous().chunk(spec.num_layers)
+    sizes = spec.hidden_size, spec.intermediate_size, 0, spec.num_kv_heads, spec.head_dim
+    kind = native.KINDS.index(weight.data.dtype)
+    layers = []
+    for scale in scales:
+        pointers = (None,) * 5 + (None if scale is None else scale.data_ptr(), None)
+        layer = native.Layer(*pointers, *sizes, spec.norm_eps, kind)
+        layers.append(Fused(layer, () if scale is None else (scale,)))
+    return tuple(layers)
 
 
 def runs(
@@ -122,3 +143,33 @@ def fused_layer(
         values.data_ptr(),
     )
     return y.to(x.dtype)
+
+
+def place_context(
+    weights: Fused,
+    run: Run,
+    heads: Float[Tensor, "tokens outputs"],
+    layer: int,
+    keys: Float[Tensor, "rows kv_heads capacity dim"],
+    values: Float[Tensor, "rows kv_heads capacity dim"],
+) -> None:
+    """Normalise and turn a layer's keys, and write them and the values into the slots that the chunk claimed.
+
+    Args:
+        weights: of the layer.
+        run: of the pass.
+        heads: keys and values of all layers in float32; the keys of this one are overwritten.
+        layer: which.
+        keys: the layer's.
+        values: the same.
+    """
+    stride = heads.shape[1]
+    first = layer * 2 * weights.layer.kv_heads * weights.layer.dim
+    native.library().dflash_place(
+        ctypes.byref(weights.layer),
+        ctypes.byref(run.call),
+        heads.data_ptr() + first * heads.element_size(),
+        stride,
+        keys.data_ptr(),
+        values.data_ptr(),
+    )

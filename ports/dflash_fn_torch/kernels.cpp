@@ -339,6 +339,18 @@ void dflash_layer(const Layer *layer, const Pass *pass, const Reach *reach, floa
 #endif
 }
 
+// What `dflash_layer` does with queries, keys and values, for the heads of other tokens: `stride` floats a token.
+void dflash_place(const Layer *layer, const Pass *pass, float *heads, int64_t stride, void *keys, void *values) {
+    for (long t = 0; t < pass->rows * pass->slots; t++) {
+        float *from = heads + t * stride;
+        if (layer->kind == 0) place(*layer, *pass, t, from, (float *)keys, (float *)values);
+        if (layer->kind == 1) place(*layer, *pass, t, from, (uint16_t *)keys, (uint16_t *)values);
+#ifdef __FLT16_MAX__
+        if (layer->kind == 2) place(*layer, *pass, t, from, (half *)keys, (half *)values);
+#endif
+    }
+}
+
 void dflash_product(const void *w, int32_t kind, int64_t n, int64_t k, const float *x, int64_t tokens, float *y,
                     int32_t threads) {
     if (kind == 0) product((const float *)w, n, k, x, tokens, y, threads);

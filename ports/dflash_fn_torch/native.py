@@ -78,7 +78,8 @@ def library() -> ctypes.CDLL:
     loaded.dflash_work.argtypes = [pointer, pointer]
     loaded.dflash_kinds.restype = ctypes.c_int32
     loaded.dflash_layer.argtypes = [pointer] * 6
-    loaded.dflash_layer.restype = loaded.dflash_product.restype = None
+    loaded.dflash_place.argtypes = [pointer, pointer, pointer, number, pointer, pointer]
+    loaded.dflash_place.restype = loaded.dflash_layer.restype = loaded.dflash_product.restype = None
     loaded.dflash_product.argtypes = [pointer, ctypes.c_int32, number, number, pointer, number, pointer, ctypes.c_int32]
     return loaded
 

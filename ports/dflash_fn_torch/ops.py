@@ -41,8 +41,8 @@ class Projection:
     """One or several weight matrices that are applied to the same input, their outputs side by side.
 
     Attributes:
-        weights: [out_i, in] each, as `pack` or `panels.in_panels` returns them; one fused matrix wherever they are copied anyway, several
-            where they belong to a model in memory and are used in place.
+        weights: [out_i, in] each, as `pack` or `panels.in_panels` returns them; one fused matrix wherever they are
+            copied anyway, several where they belong to a model in memory and are used in place.
         bias: [sum of out_i] or None.
     """
 

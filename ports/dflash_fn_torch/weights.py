@@ -16,8 +16,8 @@ from dflash_fn.config import DecoderSpec, DeltaSpec, DraftSpec, LayerKind, Targe
 from dflash_fn.sources import Source
 from dflash_fn_torch.decoder import LayerWeights, TargetWeights
 from dflash_fn_torch.draft import DraftWeights
+from dflash_fn_torch.fused import fuse, fuse_context
 from dflash_fn_torch.gated_delta import DeltaWeights
-from dflash_fn_torch.fused import fuse
 from dflash_fn_torch.ops import Projection, pack
 from dflash_fn_torch.panels import Panels, in_panels
 
@@ -54,8 +54,9 @@ def open_reader(
 ) -> TorchReader:
     """Open a source's tensors.
 
-    On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from. A model
-    in memory on an accelerator is used in place. `compiled` lays them out for our own kernels. Of a hybrid, only the text part is there, in the names of text models.
+    On a CPU, where products depend on the layout, matrices are copied into our own wherever they come from;
+    `compiled` lays them out for our own kernels. A model in memory on an accelerator is used in place. Of a hybrid,
+    only the text part is there, in the names of text models.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
@@ -127,7 +128,9 @@ def read_draft(
     norm = reader.take("norm.weight", hidden)
     reader.finish()
     context_kv = _packed(reader, _context_kv(reader, spec))
-    return DraftWeights(fc, context_norm, context_kv, _context_k_norm(spec, layers), layers, norm)
+    k_norm = _context_k_norm(spec, layers)
+    placed = fuse_context(spec, context_kv.weights[0], k_norm) if len(context_kv.weights) == 1 else None
+    return DraftWeights(fc, context_norm, context_kv, k_norm, layers, norm, placed)
 
 
 def _read_layer(reader: TorchReader, spec: DecoderSpec, layer: int, prefix: str) -> LayerWeights:
