@@ -12,6 +12,7 @@ import pytest
 
 import dflash_fn
 from dflash_fn import errors
+from dflash_fn.port import Port
 from tests.helpers import proposers
 from tests.helpers.runs import Run, decode_plainly, differing, fetch, run
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign, without_draft
@@ -35,7 +36,7 @@ PROMPT = np.random.default_rng(0).integers(0, 37, 9).tolist()
 
 
 @pytest.fixture(scope="module")
-def port() -> dflash_fn.Port:
+def port() -> Port:
     return ports.TorchPort().compiling()
 
 
@@ -59,31 +60,27 @@ def check(pair: dflash_fn.Pair, prompt: list[int], width: int, count: int) -> No
 
 @pytest.mark.parametrize("name", DESIGNS)
 @pytest.mark.parametrize("width", [2, 3, 5, 8, 13, 32])
-def test_bits_hold_for_every_kind_of_target(
-    port: dflash_fn.Port, checkpoints: Checkpoints, name: str, width: int
-) -> None:
+def test_bits_hold_for_every_kind_of_target(port: Port, checkpoints: Checkpoints, name: str, width: int) -> None:
     check(checkpoints.pair(port, DESIGNS[name]), PROMPT, width, 16)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("border", [256, 512])
-def test_bits_hold_across_key_counts(port: dflash_fn.Port, checkpoints: Checkpoints, border: int, dtype: str) -> None:
+def test_bits_hold_across_key_counts(port: Port, checkpoints: Checkpoints, border: int, dtype: str) -> None:
     prompt = np.random.default_rng(border).integers(0, 48, border - 14).tolist()
     check(checkpoints.pair(port, DESIGNS["draft"], dtype), prompt, 8, 26)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["draft", "qwen3", "window"])
-def test_bits_are_the_same_at_every_width(
-    port: dflash_fn.Port, checkpoints: Checkpoints, name: str, dtype: str
-) -> None:
+def test_bits_are_the_same_at_every_width(port: Port, checkpoints: Checkpoints, name: str, dtype: str) -> None:
     pair = checkpoints.pair(port, DESIGNS[name], dtype)
     expected = plain(pair, PROMPT, 1, 12)
     for width in (2, 7, 8, 16):
         assert differing(plain(pair, PROMPT, width, 12).logits[0], expected.logits[0]) == []
 
 
-def test_rows_have_the_bits_of_their_single_row_runs(port: dflash_fn.Port, checkpoints: Checkpoints) -> None:
+def test_rows_have_the_bits_of_their_single_row_runs(port: Port, checkpoints: Checkpoints) -> None:
     pair, prompts = checkpoints.pair(port, DESIGNS["window"]), [[5, 9, 2], [7, 4, 11, 3, 30, 8, 1]]
     together = run(dflash_fn.prefill(pair, prompts, width=4), pair, max_new_tokens=8)
     for row, ids in enumerate(prompts):
@@ -93,7 +90,7 @@ def test_rows_have_the_bits_of_their_single_row_runs(port: dflash_fn.Port, check
 
 @pytest.mark.parametrize("name", DESIGNS)
 def test_logits_are_those_of_the_port_as_it_is_but_for_rounding(
-    port: dflash_fn.Port, checkpoints: Checkpoints, name: str
+    port: Port, checkpoints: Checkpoints, name: str
 ) -> None:
     prompt = np.random.default_rng(1).integers(0, 37, 300).tolist()
     pair = checkpoints.pair(port, DESIGNS[name])

@@ -20,7 +20,7 @@ from dflash_fn_torch.gated_delta import DeltaWeights
 from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_at, rotate, sigmoid
 from dflash_fn_torch.panels import Panels
 
-__all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_pass"]
+__all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_over", "target_pass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +241,23 @@ def target_pass(
     exact_rows: bool,
 ) -> TargetPass:
     """Run the target over a chunk; see `dflash_fn.port.Port.target_pass`."""
+    family = parts.append(cache, tokens.shape[1])
+    logits, features = target_over(target, family, tokens, taps=taps, head=head, exact_rows=exact_rows)
+    return TargetPass(logits, features, family)
+
+
+def target_over(
+    target: Model[TargetSpec],
+    family: parts.Family,
+    tokens: Integer[Tensor, "rows slots"],
+    *,
+    taps: tuple[int, ...],
+    head: bool,
+    exact_rows: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Run the target over a chunk whose slots are claimed; return logits and features, as `TargetPass` has them."""
     spec: TargetSpec = target.spec
     weights: TargetWeights = target.weights
-    family = parts.append(cache, tokens.shape[1])
     reaches = [target_reach(spec, kind) for kind in spec.layer_kinds]
     chunk = chunk_at(spec, family, reaches, exact_rows, weights.embedding, fused=fused_of(weights.layers))
     x = F.embedding(tokens, weights.embedding).view(tokens.numel(), -1)
@@ -257,4 +271,4 @@ def target_pass(
         tapped[spec.num_layers - 1] = last
     features = torch.cat([tapped[i] for i in taps], dim=-1).view(*tokens.shape, -1) if taps else None
     logits = product(last, weights.head, chunk.groups).view(*tokens.shape, -1) if head else None
-    return TargetPass(logits, features, family)
+    return logits, features

@@ -18,7 +18,7 @@ from dflash_fn_torch.decoder import Chunk, LayerWeights, TargetWeights, chunk_at
 from dflash_fn_torch.fused import Fused, place_context
 from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
 
-__all__ = ["DraftWeights", "draft_context", "draft_pass"]
+__all__ = ["DraftWeights", "block_over", "context_over", "draft_context", "draft_pass"]
 
 BLOCK_BUCKET = 64
 """Attended lengths of a block are multiples of this: a guess needs no bits that are the same at every length."""
@@ -57,10 +57,18 @@ def draft_context(
     exact_rows: bool,
 ) -> parts.Cache:
     """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
+    family = parts.append(cache, features.shape[1])
+    context_over(draft, family, features, exact_rows=exact_rows)
+    return parts.select(family, counts)
+
+
+def context_over(
+    draft: Model[DraftSpec], family: parts.Family, features: Float[Tensor, "rows slots tapped"], *, exact_rows: bool
+) -> None:
+    """Let the draft read context features into slots that are claimed."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
-    family = parts.append(cache, slots)
     placed = weights.context_fused or ()
     reaches = draft_reaches(spec) if placed else []
     chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, fused=placed[0] if placed else None)
@@ -71,7 +79,6 @@ def draft_context(
         _place(spec, placed, chunk, heads.float())
     else:
         _write(spec, weights, chunk, heads.view(rows, slots, -1))
-    return parts.select(family, counts)
 
 
 def _place(spec: DraftSpec, weights: tuple[Fused, ...], chunk: Chunk, heads: Float[Tensor, "tokens outputs"]) -> None:
@@ -114,12 +121,23 @@ def draft_pass(
     exact_rows: bool,
 ) -> Float[Tensor, "rows drafted vocabulary"]:
     """Fill a block; see `dflash_fn.port.Port.draft_pass`."""
+    # The block's own K and V are written behind the context and forgotten with this family.
+    return block_over(draft, target, parts.append(cache, block.shape[1]), block, exact_rows=exact_rows)
+
+
+def block_over(
+    draft: Model[DraftSpec],
+    target: Model[TargetSpec],
+    family: parts.Family,
+    block: Integer[Tensor, "rows slots"],
+    *,
+    exact_rows: bool,
+) -> Float[Tensor, "rows drafted vocabulary"]:
+    """Fill a block whose slots are claimed; return the logits of the slots after the anchor."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     owner: TargetWeights = target.weights
     reaches = draft_reaches(spec)
-    # The block's own K and V are written behind the context and forgotten with this family.
-    family = parts.append(cache, block.shape[1])
     chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET, fused_of(weights.layers))
     x = F.embedding(block, owner.embedding).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:

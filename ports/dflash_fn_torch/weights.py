@@ -186,7 +186,8 @@ def _projection(reader: Reader[Tensor], prefix: str, outputs: dict[str, int], in
 
 
 def _packed(reader: TorchReader, projection: Projection) -> Projection:
-    return Projection(tuple(reader.pack(weight) for weight in projection.weights), projection.bias)
+    weights = (weight if isinstance(weight, Panels) else reader.pack(weight) for weight in projection.weights)
+    return Projection(tuple(weights), projection.bias)
 
 
 def _context_kv(reader: Reader[Tensor], spec: DraftSpec) -> Projection:
