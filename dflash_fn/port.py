@@ -32,6 +32,7 @@ class PortInfo:
         devices: names that `device=` takes here, the default first.
         dtypes: names that `dtype=` takes.
         threads: threads that products use on a CPU.
+        notes: what one should know of this machine before one chooses a dtype or a device; empty where all is well.
     """
 
     name: str
@@ -39,6 +40,7 @@ class PortInfo:
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
     threads: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,3 +172,12 @@ def test_a_port_without_kernels_is_refused(checkpoints: Checkpoints) -> None:
 
     with pytest.raises(errors.InputError, match="compile: port bare has no kernels to compile; leave compile out"):
         dflash_fn.load_pair(checkpoints.folder(EVEN), port=Bare(), compile=True)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("units", "notes"), [(True, 0), (False, 1)])
+def test_a_cpu_without_bfloat16_units_is_told_of(monkeypatch: pytest.MonkeyPatch, units: bool, notes: int) -> None:
+    monkeypatch.setattr(ports, "has_bfloat16_units", lambda: units)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = ports.TorchPort().info().notes
+    assert len(found) == notes
+    assert all(note.startswith("this CPU has no bfloat16 units") for note in found)

@@ -114,6 +114,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "devices", ", ".join(port["devices"])
         yield "dtypes", ", ".join(port["dtypes"])
         yield "threads", str(port["threads"])
+        yield from (("note", note) for note in port["notes"])
     memory, cache = found["memory"], found["cache"]
     yield "memory", f"{gigabytes(memory['total'])}, {gigabytes(memory['available'])} available"
     yield "cache folder", cache["problem"] or f"{cache['folder']} ({gigabytes(cache['free'])} free)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from dflash_fn_torch.panels import Panels, panel_product
 __all__ = [
     "Projection",
     "gated_mlp",
+    "has_bfloat16_units",
     "pack",
     "product",
     "project",
@@ -103,6 +105,14 @@ def packs(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError):
         return False
     return True
+
+
+def has_bfloat16_units() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own; True too where torch does not know."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    known = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return any(ask is None or ask() for ask in known)
 
 
 def project(

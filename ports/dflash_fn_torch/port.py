@@ -26,6 +26,7 @@ from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
 from dflash_fn_torch.native import KINDS, library
+from dflash_fn_torch.ops import has_bfloat16_units
 from dflash_fn_torch.weights import read_draft, read_target
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["TorchPort", "load"]
 
 SHORT = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+NO_BFLOAT16_UNITS = (
+    "this CPU has no bfloat16 units, so bfloat16 is slower than float32 as torch runs it; with compile it is kept in "
+    "16 bits and computed in float32, which is not"
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -61,7 +66,9 @@ class TorchPort:
     def info(self) -> PortInfo:
         """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-        return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+        notes = () if cuda or has_bfloat16_units() else (NO_BFLOAT16_UNITS,)
+        backend, devices = f"torch {torch.__version__}", (*cuda, "cpu")
+        return PortInfo(self.name, backend, devices, tuple(DTYPES), torch.get_num_threads(), notes)
 
     def compiling(self) -> TorchPort:
         """Return a port whose models run on our own kernels, compiled now where this machine has none yet."""
