@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import dflash_fn
 from dflash_fn import errors
+from dflash_fn.cli.commands import app
 from dflash_fn.port import Port
 from tests.helpers import proposers
 from tests.helpers.runs import Run, decode_plainly, differing, fetch, run
@@ -125,6 +128,13 @@ def test_load_pair_compiles_on_request(checkpoints: Checkpoints) -> None:
     assert pair.target.weights.layers[0].fused is not None
     assert isinstance(pair.target.weights.head, panels.Panels)
     assert dflash_fn.load_pair(folder).target.weights.layers[0].fused is None
+
+
+def test_the_command_line_compiles_on_request() -> None:
+    flags = ["generate", "def f(x):", "--max-new-tokens", "12", "--check", "--json", "--compile"]
+    result = CliRunner().invoke(app, flags)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["check"]["logits_identical"] is True
 
 
 def test_a_second_start_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
