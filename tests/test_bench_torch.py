@@ -45,9 +45,9 @@ def test_purity_prints_a_ratio_with_its_interval(shared: Path, capsys: pytest.Ca
 
 def test_a_step_has_the_products_of_target_and_draft(capsys: pytest.CaptureFixture[str]) -> None:
     assert verification.main(["--pair", "tiny-code", "--rounds", "1", "--context", "9", "--compile"]) == 0
-    first, second = capsys.readouterr().out.strip().split("\n\n")
+    tables = capsys.readouterr().out.strip().split("\n\n")
     names = ["linear(x, w)", "mm(w, x.T)", "packed by oneDNN", "our kernels"]
-    for table, name in ((first, "one verification"), (second, "one step, block 8")):
+    for table, name in zip(tables, ("one token, width 1", "one verification", "one step, block 8"), strict=True):
         assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]] == [name, *names]
 
 

@@ -3,7 +3,8 @@
 A verification is a step without a draft, and its products are the target's, of W tokens. A step's are those and the
 draft's: what it makes of the context features, its layers over the block, and the head over the B - 1 slots after the
 anchor. They are taken as `linear(x, w)`, as `mm(w, x.T)`, packed by oneDNN, and with `--compile` by our own kernels.
-All run in turn, in one process; each round gives a ratio, and the median of the ratios is what counts. Every step
+A step without a draft at width 1 comes first: what it takes over what a step takes, times tau, is the speed-up. All
+run in turn, in one process; each round gives a ratio, and the median of the ratios is what counts. Every step
 starts from the same state.
 """
 
@@ -130,7 +131,7 @@ def _state(pair: Pair, context: int, width: int) -> DecodeState:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print a table or two; return the exit code."""
+    """Measure and print two or three tables; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m dflash_fn.bench.verification", description=__doc__)
     parser.add_argument("--pair", default="smollm2-135m")
     parser.add_argument("--draft", help="a draft's folder or hub id, in place of the pair's own")
@@ -144,6 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
     draft = options.draft or files.draft
     pair = load_pair(files.target, draft, dtype=options.dtype, device="cpu", compile=options.compile)
     width, lone = options.width, replace(pair, draft=None)
+    if width > 1:
+        state = _state(lone, options.context, 1)
+        _measure("one token, width 1", _step(lone, state, 1), _target_products(pair, 1), options)
     shapes = _target_products(pair, width)
     _measure("one verification", _step(lone, _state(lone, options.context, width), 1), shapes, options)
     if pair.draft:
