@@ -21,10 +21,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dflash_fn.Pair:
     return checkpoints.pair(dflash_fn.get_port("torch"), DraftDesign(target=TargetDesign(), block_size=4))
 
 
-def test_the_loop_that_mutates_emits_what_ours_does(pair: dflash_fn.Pair) -> None:
+def test_the_loops_that_mutate_emit_what_ours_does(pair: dflash_fn.Pair) -> None:
     state = dflash_fn.prefill(pair, [5, 9, 2, 7], width=4)
-    once = purity.mutating(pair, state, 30, 4)
-    assert once() == purity.pure(pair, state, 30, 4)
+    expected = purity.pure(pair, state, 30, 4)
+    assert purity.mutating(pair, state, 30, 4)() == expected
+    assert purity.in_place(pair, state, 30, 4)() == expected
 
 
 def test_purity_refuses_what_it_does_not_run(tmp_path: Path) -> None:
@@ -37,10 +38,11 @@ def test_purity_refuses_what_it_does_not_run(tmp_path: Path) -> None:
 def test_purity_prints_a_ratio_with_its_interval(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = f"{shared / 'data' / 'humaneval.jsonl'}:0-4"
     assert purity.main(["--raw", "--data", data, "--tokens", "4", "--rounds", "1", "--block-size", "4"]) == 0
-    head, _, row = capsys.readouterr().out.splitlines()
-    assert head.split(" | ")[2:] == ["ratio", "interval of 95 % |"]
-    low, high = (float(end) for end in row.split(" | ")[3].removesuffix(" |").split(" to "))
-    assert low <= float(row.split(" | ")[2]) <= high
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0] for row in rows] == ["| ours", "| in place", "| by hand"]
+    for row in rows[1:]:
+        low, high = (float(end) for end in row.split(" | ")[3].removesuffix(" |").split(" to "))
+        assert low <= float(row.split(" | ")[2]) <= high
 
 
 def test_a_step_has_the_products_of_target_and_draft(capsys: pytest.CaptureFixture[str]) -> None:
