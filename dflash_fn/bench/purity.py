@@ -52,12 +52,13 @@ def mutating(pair: Pair, state: DecodeState, count: int, size: int) -> Callable[
     target, draft, spec = pair.target, pair.draft, pair.draft.spec
     seen, read = (_family(pair, cache, count + 4 * size) for cache in (state.target_cache, state.draft_cache))
     options: dict[str, Any] = {"taps": spec.target_layer_ids, "head": True, "exact_rows": False}
+    verified: Any = target_over
 
     @torch.inference_mode()
     def run() -> list[int]:
         length = len(state.tokens[0]) - 1
         block = torch.full((1, size), state.tokens[0][-1])
-        logits, features = target_over(target, _move(seen, length, size), block, **options)
+        logits, features = verified(target, _move(seen, length, size), block, **options)
         made, kept = [int(logits[0, 0].argmax())], 1
         while len(made) < count:
             context_over(draft, _move(read, length, size), features, exact_rows=False)
@@ -66,7 +67,7 @@ def mutating(pair: Pair, state: DecodeState, count: int, size: int) -> Callable[
             block[0, 0] = made[-1]
             guesses = block_over(draft, target, _move(read, length, size), block, exact_rows=False)
             block[:, 1:] = guesses.argmax(-1)
-            logits, features = target_over(target, _move(seen, length, size), block, **options)
+            logits, features = verified(target, _move(seen, length, size), block, **options)
             guessed, chosen = torch.cat([block, logits.argmax(-1)]).tolist()
             kept = 1
             while kept < size and guessed[kept] == chosen[kept - 1]:
