@@ -11,7 +11,7 @@ from typing import Any
 
 from dflash_fn import errors
 from dflash_fn.config import DraftSpec, TargetSpec, parse_draft, parse_target
-from dflash_fn.port import Port
+from dflash_fn.port import Compiles, Port
 from dflash_fn.records import Pair
 from dflash_fn.registry import get_port, port_names
 from dflash_fn.sources import Source, resolve
@@ -33,6 +33,7 @@ def load_pair(
     mesh: Any = None,
     tokenizer: Any = None,
     draft_bits: int | None = None,
+    compile: bool = False,  # noqa: A002 (the word of torch and of the command line)
     name: str | None = None,
 ) -> Pair:
     """Load a target and its draft.
@@ -56,10 +57,12 @@ def load_pair(
         tokenizer: a tokenizer, or a folder to read one from; None reads the target's folder if it holds one.
         draft_bits: bits to round the draft's matrices to when they are read (mlx: 4 or 8, say), so that it is faster;
             the text stays the target's. None leaves them as they are.
+        compile: whether to run on kernels that this machine's C++ compiler makes, once, for this machine (torch on a
+            CPU): faster, under the same contract. Bits may differ from those without it.
         name: for reports; None takes the target's.
 
     Raises:
-        UnknownPort, BackendMissing: no such port, or its backend is not installed.
+        UnknownPort, BackendMissing: no such port, or its backend is not installed; nothing to compile with.
         DownloadError: a hub id that is neither cached nor reachable.
         ConfigError, UnsupportedModel: a config.json that lacks a key, or that nothing here runs.
         HiddenSizeMismatch, VocabularyMismatch, TappedLayerMismatch, TargetLayersMismatch, MaskTokenMismatch,
@@ -68,7 +71,7 @@ def load_pair(
         InputError: what is neither folder, hub id nor model of the port, or what the port does not have; a map, a
             mesh or a model that cannot be spread.
     """
-    engine = _engine(port)
+    engine = _compiling(_engine(port)) if compile else _engine(port)
     source = _resolved(engine, target, "target")
     spec = parse_target(source.config, name=source.name)
     draft_source = _resolved(engine, draft, "draft") if draft is not None else None
@@ -76,6 +79,7 @@ def load_pair(
     if draft_spec:
         check_pair(spec, draft_spec)
     if device_map is not None or mesh is not None:
+        _check_alone(compile, device_map)
         engine = _spread(engine, [spec, draft_spec], device, device_map, mesh)
     words = read_tokenizer(engine, source, tokenizer)
     if words is not None:
@@ -164,6 +168,20 @@ def _spread(port: Port, specs: list[Any], device: str | None, device_map: Any, m
         other = "device_map" if device_map is not None else "mesh"
         raise errors.InputError(f"device and {other} exclude each other; {other} says where the weights go")
     return port.spread(*(spec for spec in specs if spec is not None), device_map=device_map, mesh=mesh)
+
+
+def _check_alone(compiled: bool, device_map: Any) -> None:
+    if compiled:
+        other = "device_map" if device_map is not None else "mesh"
+        raise errors.InputError(
+            f"compile and {other} exclude each other; compiled kernels run whole layers on one CPU, in one process"
+        )
+
+
+def _compiling(port: Port) -> Port:
+    if not isinstance(port, Compiles):
+        raise errors.InputError(f"compile: port {port.name} has no kernels to compile; leave compile out")
+    return port.compiling()
 
 
 def _resolved(port: Port, source: Any, role: str) -> Source:

@@ -19,7 +19,7 @@ from dflash_fn.container import Bits
 from dflash_fn.records import Array, Cache, Model
 from dflash_fn.sources import Source
 
-__all__ = ["Port", "PortInfo", "TargetPass"]
+__all__ = ["Compiles", "Port", "PortInfo", "TargetPass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class PortInfo:
         devices: names that `device=` takes here, the default first.
         dtypes: names that `dtype=` takes.
         threads: threads that products use on a CPU.
+        notes: what one should know of this machine before one chooses a dtype or a device; empty where all is well.
     """
 
     name: str
@@ -39,6 +40,7 @@ class PortInfo:
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
     threads: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,4 +291,20 @@ class Port(Protocol):
 
     def to_numpy(self, array: Array) -> np.ndarray:
         """Fetch an array to the host (bfloat16 as float32, which holds every value of it)."""
+        ...
+
+
+@runtime_checkable
+class Compiles(Protocol):
+    """A port that can have kernels compiled for the machine; `load_pair(compile=True)` asks for them."""
+
+    def compiling(self) -> Port:
+        """Return the port whose models run on kernels that a compiler of this machine made, now or earlier.
+
+        Raises:
+            BackendMissing: there is no compiler, or it fails.
+
+        Guarantees:
+            What `Port` guarantees. Bits may differ from those of the port as it is, as between two machines.
+        """
         ...

@@ -314,6 +314,7 @@ def test_stop_token_ends_the_answer(chat_target):
         (["doctor", "--pair", "tiny-code"], "--pair says what --prove is to run; add --prove, or leave --pair out"),
         (["doctor", "--device", "cpu"], "--device says what --prove is to run"),
         (["doctor", "--draft", DRAFT], "--draft says what --prove is to run"),
+        (["doctor", "--compile"], "--compile says how --prove is to run; add --prove, or leave --compile out"),
         (["doctor", "--port", "no-such"], "unknown port 'no-such'; installed ports: "),
         (["doctor", "--prove", "--pair", "x", "--target", "y"], "--pair and --target exclude each other"),
     ],

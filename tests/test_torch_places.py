@@ -117,6 +117,15 @@ def test_device_and_map_exclude_each_other(checkpoints: Checkpoints) -> None:
         dflash_fn.load_pair(checkpoints.folder(LLAMA), device="cpu", device_map={"": "cpu"})
 
 
+def test_compiled_kernels_run_on_one_cpu(checkpoints: Checkpoints) -> None:
+    for spread in ({"device_map": {"": "cpu"}}, {"mesh": 2}):
+        (name,) = spread
+        with pytest.raises(
+            errors.InputError, match=f"compile and {name} exclude each other; compiled kernels run whole"
+        ):
+            dflash_fn.load_pair(checkpoints.folder(LLAMA), compile=True, **spread)
+
+
 @pytest.mark.parametrize("name", ["mlx", "jax"])
 def test_ports_of_one_device_refuse(checkpoints: Checkpoints, name: str) -> None:
     try:

@@ -19,6 +19,7 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pair", default="tiny-code", help="a zoo name")
     parser.add_argument("--draft", help="a draft's folder or hub id, in place of the pair's own")
     parser.add_argument("--port", default="torch")
+    parser.add_argument("--compile", action="store_true", help="run on kernels compiled for this machine")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE[:FIRST[-LAST]]", help="JSONL files and rows")
     parser.add_argument("--raw", action="store_true", help="no chat template")
 
@@ -26,7 +27,7 @@ def add_pair_options(parser: argparse.ArgumentParser) -> None:
 def load(options: argparse.Namespace, dtype: str) -> Pair:
     """Load the pair that the options name."""
     target, draft = folders(options)
-    return load_pair(target, draft, port=options.port, dtype=dtype, name=options.pair)
+    return load_pair(target, draft, port=options.port, dtype=dtype, compile=options.compile, name=options.pair)
 
 
 def folders(options: argparse.Namespace) -> tuple[Path, Path]:

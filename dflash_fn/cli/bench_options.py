@@ -88,6 +88,7 @@ def _check_modes(wanted: BenchOptions) -> None:
     load = wanted.load
     for_pair = {
         "--pair": load.pair, "--draft": load.draft, "--dtype": load.dtype, "--device": load.device,
+        "--compile": load.compile or None,
         "--ways": wanted.ways, "--blocks": wanted.blocks, "--parts": wanted.parts or None,
     }  # fmt: skip
     refused = for_pair if wanted.serves else for_server
@@ -116,6 +117,7 @@ def options_of(wanted: BenchOptions, questions: str) -> dict[str, Any]:
         "draft": load.draft,
         "dtype": load.dtype,
         "device": load.device,
+        "compile": load.compile,
         "url": wanted.url,
         "model": wanted.model,
         "concurrency": wanted.concurrency,

@@ -66,6 +66,7 @@ def setting_line(wanted: BenchOptions, opened: Opened, questions: Sequence[Quest
     sets = Counter(question.name.rpartition("/")[0] or question.name for question in questions)
     named = ", ".join(name if count == 1 else f"{name} {count}" for name, count in sets.items())
     words = [setting[name] for name in ("pair", "backend", "dtype", "device") if setting[name]]
+    words += ["compiled"] if setting.get("compile") else []
     words += [f"{counted(len(questions), 'question')} ({named})", f"{wanted.max_new_tokens} tokens at most, greedy"]
     words.append("raw" if setting["raw"] else "chat template")
     if wanted.names:

@@ -84,7 +84,7 @@ def _pair(wanted: BenchOptions, device: str | None) -> Opened:
     raw = wanted.raw or not getattr(pair.tokenizer, "chat_template", None)
     setting = {
         "pair": pair.name, "backend": pair.port.name, "dtype": pair.target.dtype, "device": pair.target.device,
-        "raw": raw,
+        "compile": wanted.load.compile, "raw": raw,
     }  # fmt: skip
     return Opened(subjects, pair.tokenizer, wanted.head, pair.port.peak_memory, setting, blocks)
 

@@ -48,6 +48,9 @@ Guess = Annotated[
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="NAME", help=f"{', '.join(DTYPES)}. [default: the port's choice]")
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Run on kernels that this machine's C++ compiler makes, once.")
+]
 BlockSize = Annotated[
     int | None, typer.Option("--block-size", metavar="B", help="Block size; 1 drafts nothing. [default: the draft's]")
 ]
@@ -116,6 +119,7 @@ def generate(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     block_size: PacedBlockSize = None,
     width: Width = None,
     max_new_tokens: Budget = 128,
@@ -148,7 +152,7 @@ def generate(
     prompt is a user's message; elsewhere, and with --raw, the text goes on from it. A saved state is gone on with in
     the same way; without a prompt it is just decoded further.
     """
-    load = PairOptions(pair, target, draft, port, dtype, device, device_map, tensor_parallel)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled, device_map, tensor_parallel)
     options = Options(
         load, prompt, chat, check, raw, as_json, block_size, width, max_new_tokens, seed, save_state, resume,
         PolicyOptions(policy, temperature, top_k, top_p, min_p),
@@ -180,6 +184,7 @@ def doctor(
     draft: Draft = None,
     port: PortName = "torch",
     device: Device = None,
+    compiled: Compile = False,
     as_json: Json = False,
 ) -> None:
     """Say what is installed; prove exactness.
@@ -190,7 +195,8 @@ def doctor(
     from dflash_fn.cli.doctor import doctor as command
 
     with exits.handled():
-        command(PairOptions(pair, target, draft, port, device=device), proving=prove, as_json=as_json)
+        load = PairOptions(pair, target, draft, port, device=device, compile=compiled)
+        command(load, proving=prove, as_json=as_json)
 
 
 @app.command()
@@ -283,6 +289,7 @@ def bench(
     draft: Guess = None,
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     ways: Annotated[
         str | None,
         typer.Option(metavar="A,B,...", help="generate, mlx-lm, upstream, plain, ngram, draft, both; also draft:8."),
@@ -326,7 +333,7 @@ def bench(
     from dflash_fn.cli.bench_options import BenchOptions
 
     wanted = BenchOptions(
-        PairOptions(pair, target, draft, backend, dtype, device), names or (), data or (), source, limit, shuffle, ways,
+        PairOptions(pair, target, draft, backend, dtype, device, compiled), names or (), data or (), source, limit, shuffle, ways,
         blocks, max_new_tokens, raw, head, thinking, ignore_eos, parts, url, model, concurrency, timeout, out, resume,
         markdown, as_json,
     )  # fmt: skip
@@ -395,6 +402,7 @@ def trace_record(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     block_size: BlockSize = None,
     width: Width = None,
     max_new_tokens: Budget = 32,
@@ -409,7 +417,7 @@ def trace_record(
     as_json: Json = False,
 ) -> None:
     """Decode, and write what every step saw and made to a file."""
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     options = Options(
         load,
         prompt,
@@ -436,6 +444,7 @@ def trace_check(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     policy: Annotated[
         str | None,
         typer.Option("--policy", metavar="NAME", help="Its policy, where the trace's words do not name one of ours."),
@@ -453,7 +462,7 @@ def trace_check(
     """
     from dflash_fn.cli.trace import check as command
 
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     with exits.handled(several_rows=True):
         command(file, load, PolicyOptions(policy or "", temperature, top_k, top_p, min_p), as_json=as_json)
 
@@ -525,6 +534,7 @@ def policies_compare(
     port: PortName = "torch",
     dtype: Dtype = None,
     device: Device = None,
+    compiled: Compile = False,
     block_size: BlockSize = None,
     width: Width = None,
     raw: Raw = False,
@@ -537,7 +547,7 @@ def policies_compare(
     What is compared: tau, what is kept by slot, how far the text's law is from the target's, and the time of a step;
     with intervals of 95 % over texts.
     """
-    load = PairOptions(pair, target, draft, port, dtype, device)
+    load = PairOptions(pair, target, draft, port, dtype, device, compiled)
     options = Options(
         load, "-", raw=raw, json=as_json, block_size=block_size, width=width, max_new_tokens=max_new_tokens, seed=seed,
         policy=PolicyOptions("match", temperature, top_k, top_p, min_p),

@@ -53,6 +53,8 @@ def _check_unused(options: PairOptions) -> None:
     for name in ("pair", "target", "draft", "device"):
         if getattr(options, name) is not None:
             raise InputError(f"--{name} says what --prove is to run; add --prove, or leave --{name} out")
+    if options.compile:
+        raise InputError("--compile says how --prove is to run; add --prove, or leave --compile out")
 
 
 def facts(options: PairOptions) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "devices", ", ".join(port["devices"])
         yield "dtypes", ", ".join(port["dtypes"])
         yield "threads", str(port["threads"])
+        yield from (("note", note) for note in port["notes"])
     memory, cache = found["memory"], found["cache"]
     yield "memory", f"{gigabytes(memory['total'])}, {gigabytes(memory['available'])} available"
     yield "cache folder", cache["problem"] or f"{cache['folder']} ({gigabytes(cache['free'])} free)"

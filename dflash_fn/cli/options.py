@@ -35,6 +35,7 @@ class PairOptions:
         port: as registered.
         dtype: of the weights; None leaves it to the port.
         device: the port's name of it; None leaves it to the port.
+        compile: whether to run on kernels compiled for this machine.
         device_map: how a target's layers are spread over devices; None for one device.
         tensor_parallel: processes that share each layer; None for one process.
     """
@@ -45,6 +46,7 @@ class PairOptions:
     port: str = "torch"
     dtype: str | None = None
     device: str | None = None
+    compile: bool = False
     device_map: str | None = None
     tensor_parallel: int | None = None
 

@@ -52,6 +52,7 @@ def open_pair(options: PairOptions, *, needs_draft: str = "", needs_text: bool =
                 port=options.port,
                 dtype=options.dtype,
                 device=options.device,
+                compile=options.compile,
                 device_map=options.device_map,
                 mesh=options.tensor_parallel,
                 name=name if name and not options.place else _name(options),

@@ -79,5 +79,5 @@ def _print_entry(console: Console, entry: PortEntry) -> None:
         "  dtypes": ", ".join(info.dtypes),
         "  threads": str(info.threads),
     }
-    for name, value in values.items():
+    for name, value in [*values.items(), *(("  note", note) for note in info.notes)]:
         terminal.print_entry(console, name, value, indent=INDENT)

@@ -17,6 +17,7 @@ and bases are multiples of the bucket, so that keys lie in the blocks in which t
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Sequence
@@ -293,7 +294,7 @@ def _rounded(count: int) -> int:
 
 
 def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
-    return any(seen > length for cache in buffer.live for seen, length in zip(cache.lengths, lengths, strict=True))
+    return any(any(map(operator.gt, cache.lengths, lengths)) for cache in buffer.live if cache.lengths != lengths)
 
 
 def _clear(buffer: Buffer, lengths: tuple[int, ...]) -> None:

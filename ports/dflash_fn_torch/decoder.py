@@ -15,10 +15,12 @@ from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch import gated_delta, parts
 from dflash_fn_torch.attention import Reach, attend, mask
+from dflash_fn_torch.fused import Fused, Run, fused_layer, runs
 from dflash_fn_torch.gated_delta import DeltaWeights
 from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_at, rotate, sigmoid
+from dflash_fn_torch.panels import Panels
 
-__all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_pass"]
+__all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_over", "target_pass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class LayerWeights:
         gate_up: gate and up, [2 * intermediate, H].
         down: [H, intermediate].
         delta: the rest of a gated delta net; None where the layer is attention.
+        fused: the layer for our own kernels; None where it runs operation by operation.
     """
 
     input_norm: Tensor
@@ -45,6 +48,7 @@ class LayerWeights:
     gate_up: Projection
     down: Projection
     delta: DeltaWeights | None = None
+    fused: Fused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class TargetWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
+    head: Tensor | Panels
     places: tuple[str, ...] | None = None
 
 
@@ -77,6 +81,8 @@ class Chunk:
         spans: attended slots of each kind of attention.
         masks: one a reach.
         groups: into how many parts products are split.
+        runs: what fused layers need in place of spans and masks, by reach; empty where layers are not fused.
+        places: of each layer among those of its kind.
     """
 
     family: parts.Family
@@ -85,6 +91,8 @@ class Chunk:
     spans: dict[LayerKind, kv.Span]
     masks: dict[Reach, Tensor]
     groups: int
+    runs: dict[Reach, Run]
+    places: tuple[int, ...]
 
 
 def chunk_at(
@@ -94,6 +102,7 @@ def chunk_at(
     exact_rows: bool,
     like: Tensor,
     bucket: int = kv.KV_BUCKET,
+    fused: Fused | None = None,
 ) -> Chunk:
     """Prepare a pass over the slots that `family` claims, at the positions that follow its start.
 
@@ -104,9 +113,14 @@ def chunk_at(
         exact_rows: whether products are split by rows.
         like: a tensor of the model's dtype and device.
         bucket: attended lengths are multiples of it.
+        fused: of any of the layers that attend, where those are fused.
     """
     starts = family.start.lengths
     slots = family.full.full.lengths[0] - starts[0]
+    if fused is not None:
+        cos, sin = rope_at(spec.rope, starts, slots, torch.float32, str(like.device))
+        made = runs(fused, _claimed(spec, family, reaches, slots), slots, cos, sin)
+        return Chunk(family, cos, sin, {}, {}, 1, made, parts.places(spec.layer_kinds))
     cos, sin = rope_at(spec.rope, starts, slots, like.dtype, str(like.device))
     spans = {kind: kv.attended(family.of(kind), bucket) for kind in set(spec.layer_kinds) - {LayerKind.DELTA}}
     first = torch.tensor(starts, device=like.device)
@@ -116,7 +130,20 @@ def chunk_at(
             span = spans[kind]
             held = torch.tensor(span.positions, device=like.device)
             made[reach] = mask(reach, first, slots, held, span.count, like.dtype)
-    return Chunk(family, cos, sin, spans, made, len(starts) if exact_rows else 1)
+    groups = len(starts) if exact_rows else 1
+    return Chunk(family, cos, sin, spans, made, groups, {}, parts.places(spec.layer_kinds))
+
+
+def _claimed(
+    spec: DecoderSpec, family: parts.Family, reaches: list[Reach], slots: int
+) -> dict[Reach, tuple[tuple[int, ...], int]]:
+    """Return by reach where a chunk's rows begin in its layers' buffer, and that buffer's capacity."""
+    made = {}
+    for kind, reach in set(zip(spec.layer_kinds, reaches, strict=False)):
+        if kind is not LayerKind.DELTA:
+            full = family.of(kind).full
+            made[reach] = tuple(end - slots for end in kv.slots(full)), full.buffer.capacity
+    return made
 
 
 def layer_pass(
@@ -128,6 +155,10 @@ def layer_pass(
     x: Float[Tensor, "tokens hidden"],
 ) -> Float[Tensor, "tokens hidden"]:
     """Run one layer over a chunk; what it remembers goes into the chunk's family."""
+    if weights.fused is not None:
+        buffer = chunk.family.of(spec.layer_kinds[layer]).full.buffer
+        place = chunk.places[layer]
+        return fused_layer(weights.fused, chunk.runs[reach], x, buffer.keys[place], buffer.values[place])
     h = project(rms_norm(x, weights.input_norm, spec.norm_eps), weights.qkv, chunk.groups)
     if weights.delta is None:
         y = _attention(spec, weights, layer, chunk, reach, h)
@@ -148,7 +179,7 @@ def _attention(
 ) -> Float[Tensor, "tokens values"]:
     """Write K and V into the slots that the chunk claimed, and attend."""
     q, k, v, gate = _heads(spec, weights, chunk, projected)
-    kind, place = spec.layer_kinds[layer], parts.places(spec.layer_kinds)[layer]
+    kind, place = spec.layer_kinds[layer], chunk.places[layer]
     family = chunk.family.of(kind)
     keys, values = family.full.buffer.keys[place], family.full.buffer.values[place]
     starts = tuple(end - q.shape[1] for end in kv.slots(family.full))
@@ -167,7 +198,7 @@ def _delta_net(
 ) -> Float[Tensor, "tokens values"]:
     """Run each row apart over its own state, and keep the tapes."""
     assert spec.delta is not None
-    states = chunk.family.start.recent.states[parts.places(spec.layer_kinds)[layer]]
+    states = chunk.family.start.recent.states[chunk.places[layer]]
     rows = projected.contiguous().chunk(len(states))
     made = [
         gated_delta.mix(spec.delta, weights, spec.norm_eps, state, row) for state, row in zip(states, rows, strict=True)
@@ -209,6 +240,11 @@ def moved(x: Tensor, chunk: Chunk, place: str) -> tuple[Tensor, Chunk]:
     return x.to(place), replace(chunk, cos=chunk.cos.to(place), sin=chunk.sin.to(place), masks=masks)
 
 
+def fused_of(layers: tuple[LayerWeights, ...]) -> Fused | None:
+    """Return a fused layer's weights if the layers that attend are fused."""
+    return next((layer.fused for layer in layers if layer.fused is not None), None)
+
+
 def target_reach(spec: DecoderSpec, kind: LayerKind) -> Reach:
     """What a target's layer of this kind sees."""
     return Reach(causal=True, window=spec.sliding_window if kind is LayerKind.SLIDING else None)
@@ -225,11 +261,25 @@ def target_pass(
     exact_rows: bool,
 ) -> TargetPass:
     """Run the target over a chunk; see `dflash_fn.port.Port.target_pass`."""
+    family = parts.append(cache, tokens.shape[1])
+    logits, features = target_over(target, family, tokens, taps=taps, head=head, exact_rows=exact_rows)
+    return TargetPass(logits, features, family)
+
+
+def target_over(
+    target: Model[TargetSpec],
+    family: parts.Family,
+    tokens: Integer[Tensor, "rows slots"],
+    *,
+    taps: tuple[int, ...],
+    head: bool,
+    exact_rows: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Run the target over a chunk whose slots are claimed; return logits and features, as `TargetPass` has them."""
     spec: TargetSpec = target.spec
     weights: TargetWeights = target.weights
-    family = parts.append(cache, tokens.shape[1])
     reaches = [target_reach(spec, kind) for kind in spec.layer_kinds]
-    chunk = chunk_at(spec, family, reaches, exact_rows, weights.embedding)
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.embedding, fused=fused_of(weights.layers))
     x = F.embedding(tokens.to(weights.embedding.device), weights.embedding).view(tokens.numel(), -1)
     tapped = {}
     for layer, reach in enumerate(reaches):
@@ -246,4 +296,4 @@ def target_pass(
         tapped[spec.num_layers - 1] = last
     features = torch.cat([tapped[i] for i in taps], dim=-1).view(*tokens.shape, -1) if taps else None
     logits = product(last, weights.head, chunk.groups).view(*tokens.shape, -1) if head else None
-    return TargetPass(logits, features, family)
+    return logits, features

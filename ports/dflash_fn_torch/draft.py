@@ -14,10 +14,11 @@ from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch import parts
 from dflash_fn_torch.attention import Reach
-from dflash_fn_torch.decoder import LayerWeights, TargetWeights, chunk_at, layer_pass
+from dflash_fn_torch.decoder import Chunk, LayerWeights, TargetWeights, chunk_at, fused_of, layer_pass
+from dflash_fn_torch.fused import Fused, place_context
 from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
 
-__all__ = ["DraftWeights", "draft_context", "draft_pass"]
+__all__ = ["DraftWeights", "block_over", "context_over", "draft_context", "draft_pass"]
 
 BLOCK_BUCKET = 64
 """Attended lengths of a block are multiples of this: a guess needs no bits that are the same at every length."""
@@ -34,6 +35,7 @@ class DraftWeights:
         context_k_norm: [layers * kv_heads, dim], the key heads' norm weights; None without such norms.
         layers: the decoder layers, for the block.
         norm: [H], before the head.
+        context_fused: what our own kernels do with the context's keys and values, a layer each; None without them.
     """
 
     fuse: Projection
@@ -42,6 +44,7 @@ class DraftWeights:
     context_k_norm: Tensor | None
     layers: tuple[LayerWeights, ...]
     norm: Tensor
+    context_fused: tuple[Fused, ...] | None = None
 
 
 @torch.inference_mode()
@@ -54,25 +57,50 @@ def draft_context(
     exact_rows: bool,
 ) -> parts.Cache:
     """Let the draft read context features; see `dflash_fn.port.Port.draft_context`."""
+    family = parts.append(cache, features.shape[1])
+    context_over(draft, family, features, exact_rows=exact_rows)
+    return parts.select(family, counts)
+
+
+def context_over(
+    draft: Model[DraftSpec], family: parts.Family, features: Float[Tensor, "rows slots tapped"], *, exact_rows: bool
+) -> None:
+    """Let the draft read context features into slots that are claimed."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
-    family = parts.append(cache, slots)
-    chunk = chunk_at(spec, family, [], exact_rows, weights.norm)
+    placed = weights.context_fused or ()
+    reaches = draft_reaches(spec) if placed else []
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, fused=placed[0] if placed else None)
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
     context = rms_norm(fused, weights.context_norm, spec.norm_eps)
     heads = project(context, weights.context_kv, chunk.groups).contiguous()
+    if placed:
+        _place(spec, placed, chunk, heads.float())
+    else:
+        _write(spec, weights, chunk, heads.view(rows, slots, -1))
+
+
+def _place(spec: DraftSpec, weights: tuple[Fused, ...], chunk: Chunk, heads: Float[Tensor, "tokens outputs"]) -> None:
+    for layer, (kind, place, reach) in enumerate(zip(spec.layer_kinds, chunk.places, draft_reaches(spec), strict=True)):
+        buffer = chunk.family.of(kind).full.buffer
+        run, keys, values = chunk.runs[reach], buffer.keys[place], buffer.values[place]
+        place_context(weights[layer], run, heads, layer, keys, values)
+
+
+def _write(spec: DraftSpec, weights: DraftWeights, chunk: Chunk, heads: Float[Tensor, "rows slots outputs"]) -> None:
+    """Normalise and turn the keys of all layers together, and write them and the values into the claimed slots."""
+    rows, slots, _ = heads.shape
     k, v = heads.view(rows, slots, spec.num_layers, 2, spec.num_kv_heads, spec.head_dim).unbind(3)
     k = k.reshape(rows, slots, -1, spec.head_dim)
     if weights.context_k_norm is not None:
         k = rms_norm(k, weights.context_k_norm, spec.norm_eps)
     k = rotate(k, chunk.cos, chunk.sin).view(v.shape)
-    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, parts.places(spec.layer_kinds), strict=True)):
-        claimed = family.of(kind).full
+    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, chunk.places, strict=True)):
+        claimed = chunk.family.of(kind).full
         starts = tuple(end - slots for end in kv.slots(claimed))
         kv.write(claimed.buffer.keys[place], starts, k[:, :, layer])
         kv.write(claimed.buffer.values[place], starts, v[:, :, layer])
-    return parts.select(family, counts)
 
 
 def draft_reaches(spec: DraftSpec) -> list[Reach]:
@@ -93,13 +121,24 @@ def draft_pass(
     exact_rows: bool,
 ) -> Float[Tensor, "rows drafted vocabulary"]:
     """Fill a block; see `dflash_fn.port.Port.draft_pass`."""
+    # The block's own K and V are written behind the context and forgotten with this family.
+    return block_over(draft, target, parts.append(cache, block.shape[1]), block, exact_rows=exact_rows)
+
+
+def block_over(
+    draft: Model[DraftSpec],
+    target: Model[TargetSpec],
+    family: parts.Family,
+    block: Integer[Tensor, "rows slots"],
+    *,
+    exact_rows: bool,
+) -> Float[Tensor, "rows drafted vocabulary"]:
+    """Fill a block whose slots are claimed; return the logits of the slots after the anchor."""
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     owner: TargetWeights = target.weights
     reaches = draft_reaches(spec)
-    # The block's own K and V are written behind the context and forgotten with this family.
-    family = parts.append(cache, block.shape[1])
-    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET)
+    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET, fused_of(weights.layers))
     x = F.embedding(block.to(owner.embedding.device), owner.embedding).to(block.device).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,10 +15,12 @@ from torch import Tensor
 
 from dflash_fn.config import RopeSpec
 from dflash_fn.rope import rope_tables
+from dflash_fn_torch.panels import Panels, panel_product
 
 __all__ = [
     "Projection",
     "gated_mlp",
+    "has_bfloat16_units",
     "pack",
     "product",
     "project",
@@ -41,27 +44,29 @@ class Projection:
     """One or several weight matrices that are applied to the same input, their outputs side by side.
 
     Attributes:
-        weights: [out_i, in] each, as `pack` returns them; one fused matrix wherever they are copied anyway, several
-            where they belong to a model in memory and are used in place.
+        weights: [out_i, in] each, as `pack` or `panels.in_panels` returns them; one fused matrix wherever they are
+            copied anyway, several where they belong to a model in memory and are used in place.
         bias: [sum of out_i] or None.
         total: makes of a product over a share of the inputs the whole one, before the bias; None where all are here.
     """
 
-    weights: tuple[Tensor, ...]
+    weights: tuple[Tensor | Panels, ...]
     bias: Tensor | None = None
     total: Callable[[Tensor], Tensor] | None = None
 
 
 def product(
-    x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"], groups: int = 1
+    x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"] | Panels, groups: int = 1
 ) -> Float[Tensor, "tokens outputs"]:
     """Return x @ weight.T.
 
     Args:
         x: a token a row.
-        weight: as `pack` returned it.
+        weight: as `pack` or `panels.in_panels` returned it.
         groups: equal parts of x to multiply apart, so that each has the bits that it has alone.
     """
+    if isinstance(weight, Panels):
+        return panel_product(x, weight)
     if groups > 1:
         return torch.cat([product(part, weight) for part in x.chunk(groups)])
     if weight.is_mkldnn:
@@ -103,6 +108,14 @@ def packs(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError):
         return False
     return True
+
+
+def has_bfloat16_units() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own; True too where torch does not know."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    known = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return any(ask is None or ask() for ask in known)
 
 
 def project(

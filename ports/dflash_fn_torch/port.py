@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from dflash_fn_torch import moves, parts
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
+from dflash_fn_torch.native import KINDS, library
+from dflash_fn_torch.ops import has_bfloat16_units
 from dflash_fn_torch.placement import checked_map, map_in_memory, map_of, places_of
 from dflash_fn_torch.weights import read_draft, read_target
 
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["TorchPort", "load"]
 
 SHORT = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+NO_BFLOAT16_UNITS = (
+    "this CPU has no bfloat16 units, so bfloat16 is slower than float32 as torch runs it; with compile it is kept in "
+    "16 bits and computed in float32, which is not"
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -43,9 +50,10 @@ class TorchPort:
     """torch on a CPU or on CUDA; a cache is a `dflash_fn_torch.parts.Cache`, a family a `parts.Family`.
 
     Attributes:
-        name: see `dflash_fn.port.Port`.
-        prefill_width: the same.
+        name: as it is registered.
+        prefill_width: see `dflash_fn.port.Port`.
         max_width: the same.
+        compiled: whether models that it loads run on our own CPU kernels (`dflash_fn_torch.native`).
         share: what this process holds of models that several share; None where it holds all of them.
         device_map: where the layers of a target that is loaded go, or how to find out; None for one device.
     """
@@ -53,6 +61,7 @@ class TorchPort:
     name: str = "torch"
     prefill_width: int = 256
     max_width: int = MAX_WIDTH
+    compiled: bool = False
     share: Share | None = None
     device_map: Mapping[str, Any] | str | None = None
 
@@ -64,7 +73,14 @@ class TorchPort:
     def info(self) -> PortInfo:
         """Say what torch runs on; CUDA devices come first, because `device=None` takes the first."""
         cuda = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-        return PortInfo(self.name, f"torch {torch.__version__}", (*cuda, "cpu"), tuple(DTYPES), torch.get_num_threads())
+        notes = () if cuda or has_bfloat16_units() else (NO_BFLOAT16_UNITS,)
+        backend, devices = f"torch {torch.__version__}", (*cuda, "cpu")
+        return PortInfo(self.name, backend, devices, tuple(DTYPES), torch.get_num_threads(), notes)
+
+    def compiling(self) -> TorchPort:
+        """Return a port whose models run on our own kernels, compiled now where this machine has none yet."""
+        library()
+        return replace(self, compiled=True)
 
     def spread(self, *specs: DecoderSpec, device_map: Any = None, mesh: Any = None) -> Port:
         """Take a map of `placement`, or a share of a mesh; what that needs is imported only now."""
@@ -104,12 +120,16 @@ class TorchPort:
         check_format(self.name, source.name, spec)
         device_map = self.device_map or (None if device or self.share else map_in_memory(source.obj))
         if device_map is not None:
+            _check_one_place(self.compiled, source)
             return self._placed(source, spec, device_map, dtype)
         place = self.share.device if self.share else self._device(source, device)
         name = dtype or (_own_dtype(source, spec) if source.obj is not None or place != "cpu" else "float32")
         if self.share is not None:
             return _shares().load_target(self.share, source, spec, name, _dtype(name))
-        return Model(spec, read_target(source, spec, _dtype(name), place), name, place, source)
+        if self.compiled:
+            _check_compiled(_dtype(name), place)
+        weights = read_target(source, spec, _dtype(name), place, compiled=self.compiled)
+        return Model(spec, weights, name, place, source)
 
     def load_draft(
         self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
@@ -119,12 +139,16 @@ class TorchPort:
         check_bits(self.name, bits)
         if self.share is not None:
             return _shares().load_draft(self.share, source, spec, target, _dtype(target.dtype))
-        weights = read_draft(source, spec, _dtype(target.dtype), target.device)
+        weights = read_draft(source, spec, _dtype(target.dtype), target.device, compiled=self.compiled)
         return Model(spec, weights, target.dtype, target.device, source)
 
     def load_tokenizer(self, source: str | Path) -> Any:
-        """Read a tokenizer by transformers."""
-        from transformers import AutoTokenizer
+        """Read a tokenizer by transformers; by its general class where the folder names that one, without the rest."""
+        if _names_general_class(Path(source)):
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(source)
+        from transformers import AutoTokenizer  # takes half a second more to import
 
         return AutoTokenizer.from_pretrained(source)
 
@@ -305,6 +329,33 @@ def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise errors.InputError(f"port torch does not run in dtype {name!r}; it runs in: {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _names_general_class(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    known = config.get("tokenizer_class") if isinstance(config, dict) else None
+    return known in ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+def _check_one_place(compiled: bool, source: Source) -> None:
+    if compiled:
+        raise errors.InputError(
+            f"compile: {source.name} lies on several devices, and port torch compiles for cpu alone; load it onto one"
+        )
+
+
+def _check_compiled(dtype: torch.dtype, device: str) -> None:
+    if device != "cpu":
+        raise errors.InputError(
+            f"compile: got device {device}; port torch compiles for cpu alone, so give device='cpu'"
+        )
+    if KINDS.index(dtype) >= library().dflash_kinds():
+        raise errors.InputError(
+            f"compile: the C++ compiler has no {dtype}; take float32 or bfloat16, or a newer compiler"
+        )
 
 
 def load() -> Port:

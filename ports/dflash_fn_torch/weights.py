@@ -17,8 +17,10 @@ from dflash_fn.config import DecoderSpec, DeltaSpec, DraftSpec, LayerKind, Targe
 from dflash_fn.sources import Source
 from dflash_fn_torch.decoder import LayerWeights, TargetWeights
 from dflash_fn_torch.draft import DraftWeights
+from dflash_fn_torch.fused import fuse, fuse_context
 from dflash_fn_torch.gated_delta import DeltaWeights
 from dflash_fn_torch.ops import Projection, pack
+from dflash_fn_torch.panels import Panels, in_panels
 
 __all__ = ["View", "open_reader", "read_draft", "read_target"]
 
@@ -33,10 +35,12 @@ class TorchReader(Reader[Tensor]):
     Attributes:
         device: where tensors go; None for where they are.
         centered: whether norms lack the 1 that is to be added to them; None where they are as Llama's.
+        pack: lays a matrix out for products.
     """
 
     device: str | None
     centered: bool | None
+    pack: Callable[[Tensor], Tensor | Panels] = pack
 
     def exact(self, name: str, *shape: int) -> Tensor:
         """Return a copy in float32, whatever the model's dtype is."""
@@ -50,7 +54,13 @@ class TorchReader(Reader[Tensor]):
 
 
 def open_reader(
-    source: Source, dtype: torch.dtype, device: str | None, *, hybrid: bool = False, view: View | None = None
+    source: Source,
+    dtype: torch.dtype,
+    device: str | None,
+    *,
+    hybrid: bool = False,
+    view: View | None = None,
+    compiled: bool = False,
 ) -> TorchReader:
     """Open a source's tensors.
 
@@ -63,6 +73,7 @@ def open_reader(
         device: where that goes; None leaves it where `view` has put it.
         hybrid: whether the source's family is one.
         view: makes of the tensors what is to be read in place of them.
+        compiled: whether matrices are laid out for our own kernels.
 
     Raises:
         CheckpointError: no weight file, or one that safetensors cannot read.
@@ -83,6 +94,7 @@ def open_reader(
         joins=from_files or device == "cpu",
         device=device,
         centered=centered,
+        pack=in_panels if compiled else pack,
     )
 
 
@@ -100,6 +112,7 @@ def read_target(
     *,
     view: View | None = None,
     head_of: Callable[[Tensor], Tensor] | None = None,
+    compiled: bool = False,
 ) -> TargetWeights:
     """Read a target's weight tree, in transformers' names.
 
@@ -110,6 +123,7 @@ def read_target(
         device: where they go; None leaves them where `view` has put them.
         view: as in `open_reader`.
         head_of: makes of the whole head the one to multiply with.
+        compiled: as in `open_reader`.
 
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
@@ -119,7 +133,7 @@ def read_target(
         raise errors.UnsupportedModel(
             f"{source.name}: got head_dim {spec.head_dim}; port torch runs heads whose size is a multiple of 4"
         )
-    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", view=view)
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", view=view, compiled=compiled)
     embedding = reader.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_read_layer(reader, spec, i, f"model.layers.{i}") for i in range(spec.num_layers))
     norm = reader.norm("model.norm.weight", spec.hidden_size)
@@ -129,27 +143,34 @@ def read_target(
     else:
         head = reader.take("lm_head.weight", spec.vocab_size, spec.hidden_size)
     reader.finish()
-    return TargetWeights(embedding, layers, norm, pack(head_of(head) if head_of else head))
+    return TargetWeights(embedding, layers, norm, reader.pack(head_of(head) if head_of else head))
 
 
 def read_draft(
-    source: Source, spec: DraftSpec, dtype: torch.dtype, device: str, *, view: View | None = None
+    source: Source,
+    spec: DraftSpec,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    view: View | None = None,
+    compiled: bool = False,
 ) -> DraftWeights:
-    """Read a draft's weight tree, in upstream's names; `view` as in `open_reader`.
+    """Read a draft's weight tree, in upstream's names; `view` and `compiled` as in `open_reader`.
 
     Raises:
         CheckpointError: a tensor is missing, superfluous or of another shape.
     """
     hidden, taps = spec.hidden_size, len(spec.target_layer_ids)
-    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", view=view)
-    fuse = Projection((pack(reader.take("fc.weight", hidden, taps * hidden)),))
+    reader = open_reader(source, dtype, device, hybrid=spec.family == "qwen3_5", view=view, compiled=compiled)
+    fc = Projection((reader.pack(reader.take("fc.weight", hidden, taps * hidden)),))
     context_norm = reader.take("hidden_norm.weight", hidden)
     layers = tuple(_read_layer(reader, spec, i, f"layers.{i}") for i in range(spec.num_layers))
     norm = reader.take("norm.weight", hidden)
     reader.finish()
-    return DraftWeights(
-        fuse, context_norm, _packed(_context_kv(reader, spec)), _context_k_norm(spec, layers), layers, norm
-    )
+    context_kv = _packed(reader, _context_kv(reader, spec))
+    k_norm = _context_k_norm(spec, layers)
+    placed = fuse_context(spec, context_kv.weights[0], k_norm) if len(context_kv.weights) == 1 else None
+    return DraftWeights(fc, context_norm, context_kv, k_norm, layers, norm, placed)
 
 
 def _read_layer(reader: TorchReader, spec: DecoderSpec, layer: int, prefix: str) -> LayerWeights:
@@ -159,16 +180,13 @@ def _read_layer(reader: TorchReader, spec: DecoderSpec, layer: int, prefix: str)
         qkv, qk_norm, out, delta = _read_delta_net(reader, spec.delta, hidden, f"{prefix}.linear_attn")
     else:
         qkv, qk_norm, out, delta = _read_attention(reader, spec, f"{prefix}.self_attn")
-    return LayerWeights(
-        input_norm=reader.norm(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=_packed(qkv),
-        qk_norm=qk_norm,
-        out=_packed(out),
-        delta=delta,
-        post_norm=reader.norm(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=_packed(_projection(reader, mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=spec.mlp_bias)),
-        down=_packed(_projection(reader, mlp, {"down_proj": hidden}, inner, bias=spec.mlp_bias)),
-    )
+    gate_up = _projection(reader, mlp, {"gate_proj": inner, "up_proj": inner}, hidden, bias=spec.mlp_bias)
+    down = _projection(reader, mlp, {"down_proj": hidden}, inner, bias=spec.mlp_bias)
+    qkv, out, gate_up, down = (_packed(reader, part) for part in (qkv, out, gate_up, down))
+    input_norm = reader.norm(f"{prefix}.input_layernorm.weight", hidden)
+    post_norm = reader.norm(f"{prefix}.post_attention_layernorm.weight", hidden)
+    fused = None if delta else fuse(spec, (qkv, out, gate_up, down), (input_norm, qk_norm, post_norm))
+    return LayerWeights(input_norm, qkv, qk_norm, out, post_norm, gate_up, down, delta, fused)
 
 
 Mixer = tuple[Projection, Tensor | None, Projection, DeltaWeights | None]
@@ -207,8 +225,9 @@ def _projection(reader: Reader[Tensor], prefix: str, outputs: dict[str, int], in
     return Projection(joined, torch.cat(biases) if biases else None)
 
 
-def _packed(projection: Projection) -> Projection:
-    return Projection(tuple(pack(weight) for weight in projection.weights), projection.bias)
+def _packed(reader: TorchReader, projection: Projection) -> Projection:
+    weights = (weight if isinstance(weight, Panels) else reader.pack(weight) for weight in projection.weights)
+    return Projection(tuple(weights), projection.bias)
 
 
 def _context_kv(reader: Reader[Tensor], spec: DraftSpec) -> Projection:
