@@ -333,9 +333,9 @@ def bench(
     from dflash_fn.cli.bench_options import BenchOptions
 
     wanted = BenchOptions(
-        PairOptions(pair, target, draft, backend, dtype, device, compiled), names or (), data or (), source, limit, shuffle, ways,
-        blocks, max_new_tokens, raw, head, thinking, ignore_eos, parts, url, model, concurrency, timeout, out, resume,
-        markdown, as_json,
+        PairOptions(pair, target, draft, backend, dtype, device, compiled), names or (), data or (), source, limit,
+        shuffle, ways, blocks, max_new_tokens, raw, head, thinking, ignore_eos, parts, url, model, concurrency, timeout,
+        out, resume, markdown, as_json,
     )  # fmt: skip
     with exits.handled(several_rows=True):
         command(wanted)
