@@ -18,13 +18,13 @@ from dflash_fn.steps import Room, step
 
 __all__ = ["Adaptive", "Seen", "auto", "block_sizes", "measure", "worth"]
 
-MEMORY = 0.95
-"""What a step's observations weigh after each later step: some twenty steps count."""
+MEMORY = 0.9
+"""What a step's observations weigh after each later step: some ten steps count."""
 
-PRIOR = 0.8, 2.0
-"""Before anything was seen: the share of slots that are kept, and how many observations that is worth."""
+PRIOR = 0.8, 4.0
+"""Before anything was seen: the share of slots that are kept, and how many observations that is worth. It fades too."""
 
-LOOK_AGAIN = 32
+LOOK_AGAIN = 8
 """Steps without a draft after which one is drafted again, to see whether the text has become easier."""
 
 REPEATS = 3
@@ -48,25 +48,22 @@ class Seen:
         if not slots:
             return self
         counts = [count for count in info.num_accepted if count is not None]
+        share, weight = PRIOR
         length = max(slots, len(self.reached))
-        reached = [MEMORY * value for value in _padded(self.reached, length)]
-        kept = [MEMORY * value for value in _padded(self.kept, length)]
+        reached = [MEMORY * value for value in _padded(self.reached, length, weight)]
+        kept = [MEMORY * value for value in _padded(self.kept, length, share * weight)]
         for slot in range(slots):
             reached[slot] += sum(count >= slot for count in counts)
             kept[slot] += sum(count > slot for count in counts)
         return Seen(tuple(reached), tuple(kept))
 
     def share(self, slot: int) -> float:
-        """Return how likely slot 1, 2, ... is kept if it is reached; a slot that was never is like the one before."""
-        prior, weight = PRIOR
-        for index in range(min(slot, len(self.reached)) - 1, -1, -1):
-            if self.reached[index] > 0.5 or index == 0:
-                return (self.kept[index] + prior * weight) / (self.reached[index] + weight)
-        return prior
+        """Return how likely slot 1, 2, ... is kept if it is reached."""
+        return self.kept[slot - 1] / self.reached[slot - 1] if slot <= len(self.reached) else PRIOR[0]
 
 
-def _padded(values: tuple[float, ...], length: int) -> tuple[float, ...]:
-    return values + (0.0,) * (length - len(values))
+def _padded(values: tuple[float, ...], length: int, value: float) -> tuple[float, ...]:
+    return values + (value,) * (length - len(values))
 
 
 def worth(seen: Seen, block_size: int) -> float:

@@ -22,20 +22,23 @@ def after(pace: Adaptive, *infos: StepInfo) -> Adaptive:
     return pace
 
 
-def test_what_was_seen_is_counted_by_slot_and_fades() -> None:
+def test_what_was_seen_is_counted_by_slot_and_fades_and_so_does_the_prior() -> None:
     seen = Seen().after(told(4, 2, 0, None))
-    assert (seen.reached, seen.kept) == ((2.0, 1.0, 1.0), (1.0, 1.0, 0.0))
+    assert seen.reached == pytest.approx((3.6 + 2, 3.6 + 1, 3.6 + 1))
+    assert seen.kept == pytest.approx((2.88 + 1, 2.88 + 1, 2.88))
     later = seen.after(told(2, 1))
-    assert later.reached == pytest.approx((2.9, 0.95, 0.95))
-    assert later.kept == pytest.approx((1.95, 0.95, 0.0))
+    assert later.reached == pytest.approx((0.9 * 5.6 + 1, 0.9 * 4.6, 0.9 * 4.6))
+    assert later.kept == pytest.approx((0.9 * 3.88 + 1, 0.9 * 3.88, 0.9 * 2.88))
     assert later.after(told(1, 0)) == later
 
 
 def test_shares_start_from_a_prior_and_go_over_to_what_was_seen() -> None:
     assert Seen().share(1) == 0.8
-    assert Seen((2.0,), (1.0,)).share(1) == pytest.approx((1 + 1.6) / 4)
-    assert Seen((200.0,), (100.0,)).share(5) == Seen((200.0,), (100.0,)).share(1)  # as the last slot that is known
-    assert Seen((200.0, 0.1), (100.0, 0.0)).share(2) == Seen((200.0,), (100.0,)).share(1)
+    seen = Seen()
+    for _ in range(200):
+        seen = seen.after(told(4, 1))
+    assert [seen.share(slot) for slot in (1, 2)] == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert seen.share(9) == 0.8
 
 
 def test_worth_is_one_and_the_chances_of_each_slot() -> None:
@@ -46,7 +49,7 @@ def test_worth_is_one_and_the_chances_of_each_slot() -> None:
 def test_a_draft_that_never_hits_is_left_alone_and_asked_again_later() -> None:
     pace = Adaptive(FLAT)
     assert pace.block_size == 8
-    pace = after(pace, *[told(8, 0)] * 20)
+    pace = after(pace, *[told(8, 0)] * 25)
     assert pace.block_size == 1
     pace = after(pace, *[told(1, 0)] * (pacing.LOOK_AGAIN - 1))
     assert pace.block_size == 1
