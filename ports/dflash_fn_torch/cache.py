@@ -294,7 +294,10 @@ def _rounded(count: int) -> int:
 
 
 def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
-    return any(any(map(operator.gt, cache.lengths, lengths)) for cache in buffer.live if cache.lengths != lengths)
+    for cache in buffer.live:
+        if cache.lengths != lengths and any(map(operator.gt, cache.lengths, lengths)):
+            return True
+    return False
 
 
 def _clear(buffer: Buffer, lengths: tuple[int, ...]) -> None:

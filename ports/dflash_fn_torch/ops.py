@@ -21,11 +21,14 @@ __all__ = [
     "Projection",
     "gated_mlp",
     "has_bfloat16_units",
+    "normed_product",
+    "normed_project",
     "pack",
     "product",
     "project",
     "rms_norm",
     "rope_at",
+    "rope_tables_to",
     "rotate",
     "sigmoid",
     "silu",
@@ -74,6 +77,19 @@ def product(
     if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[0] > 1:
         return _turned(x, weight)
     return F.linear(x, weight)
+
+
+def normed_product(
+    x: Float[Tensor, "tokens inputs"],
+    norm: Float[Tensor, " inputs"],
+    eps: float,
+    weight: Float[Tensor, "outputs inputs"] | Panels,
+    groups: int = 1,
+) -> Float[Tensor, "tokens outputs"]:
+    """Return rms_norm(x) @ weight.T; our own kernels do it in one call, and round nothing in between."""
+    if isinstance(weight, Panels):
+        return panel_product(x, weight, norm, eps)
+    return product(rms_norm(x, norm, eps), weight, groups)
 
 
 def _turned(x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"]) -> Tensor:
@@ -126,6 +142,20 @@ def project(
     y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     if projection.total is not None:
         y = projection.total(y)
+    return y if projection.bias is None else y + projection.bias
+
+
+def normed_project(
+    x: Float[Tensor, "tokens inputs"],
+    norm: Float[Tensor, " inputs"],
+    eps: float,
+    projection: Projection,
+    groups: int = 1,
+) -> Float[Tensor, "tokens outputs"]:
+    """Apply a norm and then a projection; in one call where `normed_product` does so."""
+    if len(projection.weights) > 1 or not isinstance(projection.weights[0], Panels):
+        return project(rms_norm(x, norm, eps), projection, groups)
+    y = panel_product(x, projection.weights[0], norm, eps)
     return y if projection.bias is None else y + projection.bias
 
 
@@ -184,12 +214,17 @@ def rope_at(
     rope: RopeSpec, starts: tuple[int, ...], slots: int, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the positions from `starts[r]` on, [R, S, 1, dim] each, in the form that `rotate` takes."""
-    cos, sin = _rope_table(rope, 1 << max(10, (max(starts) + slots - 1).bit_length()), dtype, device)
+    cos, sin = rope_tables_to(rope, max(starts) + slots, dtype, device)
     if len(starts) == 1:
         (first,) = starts
         return cos[None, first : first + slots, None], sin[None, first : first + slots, None]
     rows = [slice(first, first + slots) for first in starts]
     return torch.stack([cos[row] for row in rows])[:, :, None], torch.stack([sin[row] for row in rows])[:, :, None]
+
+
+def rope_tables_to(rope: RopeSpec, end: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Return tables of cos and sin, [positions, dim] each, that hold the positions below `end`, as `rotate` takes them."""
+    return _rope_table(rope, 1 << max(10, (end - 1).bit_length()), dtype, device)
 
 
 @functools.lru_cache(maxsize=16)
