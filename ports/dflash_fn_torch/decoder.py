@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,9 @@ from dflash_fn_torch.ops import (
 from dflash_fn_torch.panels import Panels
 
 __all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layers_pass", "target_over", "target_pass"]
+
+
+NO_TAPS: Mapping[int, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,9 @@ def layers_pass(
     layers: tuple[LayerWeights, ...],
     chunk: Chunk,
     x: Float[Tensor, "tokens hidden"],
-    taps: tuple[int, ...] = (),
+    tapped: Mapping[int, Float[Tensor, "tokens hidden"]] = NO_TAPS,
     places: tuple[str, ...] | None = None,
-) -> tuple[Float[Tensor, "tokens hidden"], dict[int, Tensor]]:
+) -> Float[Tensor, "tokens hidden"]:
     """Run all layers over a chunk; what they remember goes into the chunk's family.
 
     Args:
@@ -167,44 +171,31 @@ def layers_pass(
         layers: its layers; those that follow one another and are fused run together.
         chunk: of `chunk_at`.
         x: what goes into the first.
-        taps: layers whose output is wanted too.
+        tapped: by layer, where its output is to be written too.
         places: the device of each layer; None where everything is on one.
-
-    Returns:
-        the output of the last, and of the tapped ones by number.
     """
-    tapped = {}
     for fused, numbers in itertools.groupby(range(len(layers)), lambda layer: layers[layer].fused is not None):
         if fused:
-            x, more = _fused_pass(spec, layers, tuple(numbers), chunk, x, taps)
-            tapped |= more
+            x = fused_layers([_stage(spec, layers[layer], layer, chunk, tapped) for layer in numbers], x)
             continue
         for layer in numbers:
             if places is not None:
                 x, chunk = moved(x, chunk, places[layer])
             x = _layer_pass(spec, layers[layer], layer, chunk, x)
-            if layer in taps:
-                tapped[layer] = x
-    return x, tapped
+            if layer in tapped:
+                tapped[layer].copy_(x)
+    return x
 
 
-def _fused_pass(
-    spec: DecoderSpec,
-    layers: tuple[LayerWeights, ...],
-    numbers: tuple[int, ...],
-    chunk: Chunk,
-    x: Float[Tensor, "tokens hidden"],
-    taps: tuple[int, ...],
-) -> tuple[Float[Tensor, "tokens hidden"], dict[int, Tensor]]:
-    """Run layers that are fused and follow one another in one call."""
-    stages = []
-    for layer in numbers:
-        weights, number = layers[layer].fused, chunk.sights.numbers[layer]
-        assert weights is not None and number is not None
-        buffer, place = chunk.family.of(spec.layer_kinds[layer]).full.buffer, chunk.places[layer]
-        stages.append((weights, chunk.runs[number], buffer.keys[place], buffer.values[place]))
-    x, made = fused_layers(stages, x, [layer in taps for layer in numbers])
-    return x, dict(zip((layer for layer in numbers if layer in taps), made, strict=True))
+def _stage(
+    spec: DecoderSpec, weights: LayerWeights, layer: int, chunk: Chunk, tapped: Mapping[int, Tensor]
+) -> tuple[Fused, Run, Tensor, Tensor, Tensor | None]:
+    """Return what `fused_layers` takes of a layer."""
+    fused, number = weights.fused, chunk.sights.numbers[layer]
+    assert fused is not None
+    assert number is not None
+    buffer, place = chunk.family.of(spec.layer_kinds[layer]).full.buffer, chunk.places[layer]
+    return fused, chunk.runs[number], buffer.keys[place], buffer.values[place], tapped.get(layer)
 
 
 def _layer_pass(
@@ -333,14 +324,19 @@ def target_over(
     fused = fused_of(weights.layers)
     chunk = chunk_at(spec, family, target_sights(spec), exact_rows, weights.embedding, fused=fused)
     x = F.embedding(tokens.to(weights.embedding.device), weights.embedding).view(tokens.numel(), -1)
-    x, tapped = layers_pass(spec, weights.layers, chunk, x, taps, weights.places)
-    if weights.places is not None:
-        home = weights.norm.device
-        x, tapped = x.to(home), {layer: tap.to(home) for layer, tap in tapped.items()}
+    features = x.new_empty(*tokens.shape, len(taps) * spec.hidden_size, device=weights.norm.device) if taps else None
+    tapped = {} if features is None else _columns(features, taps)
+    x = layers_pass(spec, weights.layers, chunk, x, tapped, weights.places).to(weights.norm.device)
     if spec.num_layers - 1 in tapped:
-        tapped[spec.num_layers - 1] = rms_norm(x, weights.norm, spec.norm_eps)
-    features = torch.cat([tapped[i] for i in taps], dim=-1).view(*tokens.shape, -1) if taps else None
+        tapped[spec.num_layers - 1].copy_(rms_norm(x, weights.norm, spec.norm_eps))
     if not head:
         return None, features
     logits = normed_product(x, weights.norm, spec.norm_eps, weights.head, chunk.groups)
     return logits.view(*tokens.shape, -1), features
+
+
+def _columns(
+    features: Float[Tensor, "rows slots tapped"], taps: tuple[int, ...]
+) -> dict[int, Float[Tensor, "tokens hidden"]]:
+    """Return by layer the columns of the features that it fills."""
+    return dict(zip(taps, features.flatten(0, 1).chunk(len(taps), dim=-1), strict=True))

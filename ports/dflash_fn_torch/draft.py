@@ -147,7 +147,7 @@ def block_over(
     x = F.embedding(block.to(owner.embedding.device), owner.embedding).to(block.device).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale
-    x, _ = layers_pass(spec, weights.layers, chunk, x)
+    x = layers_pass(spec, weights.layers, chunk, x)
     rows, slots = block.shape
     guesses = x.view(rows, slots, -1)[:, 1:].reshape(rows * (slots - 1), -1)
     logits = normed_product(guesses, weights.norm, spec.norm_eps, owner.head, chunk.groups)

@@ -122,39 +122,27 @@ def runs(
 
 
 def fused_layers(
-    layers: Sequence[tuple[Fused, Run, Tensor, Tensor]], x: Float[Tensor, "tokens hidden"], tapped: Sequence[bool]
-) -> tuple[Float[Tensor, "tokens hidden"], list[Tensor]]:
+    layers: Sequence[tuple[Fused, Run, Tensor, Tensor, Tensor | None]], x: Float[Tensor, "tokens hidden"]
+) -> Float[Tensor, "tokens hidden"]:
     """Run layers one after another over a chunk, and write their K and V into the slots that the chunk claimed.
 
     Between layers nothing is rounded to x's dtype.
 
     Args:
-        layers: weights, what the layer shares with others of its reach, and its keys and values, each
-            [rows, kv_heads, capacity, dim].
+        layers: weights; what the layer shares with others of its reach; its keys and values, each
+            [rows, kv_heads, capacity, dim]; and where its output goes too, [tokens, hidden] of x's dtype, or None.
         x: hidden states; unchanged by the call.
-        tapped: of which layers the output is wanted too.
-
-    Returns:
-        the output of the last layer, and of the tapped ones, in their order.
     """
     y = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    taps = list(x.new_empty((sum(tapped), *x.shape)).unbind()) if any(tapped) else []
-    places = iter(taps)
-    stages = (native.Stage * len(layers))(
-        *(
-            native.Stage(
-                ctypes.addressof(weights.layer),
-                ctypes.addressof(run.call),
-                ctypes.addressof(run.reach),
-                keys.data_ptr(),
-                values.data_ptr(),
-                next(places).data_ptr() if wanted else None,
-            )
-            for (weights, run, keys, values), wanted in zip(layers, tapped, strict=True)
-        )
-    )
+    address = ctypes.addressof
+    stages = (native.Stage * len(layers))()
+    for stage, (weights, run, keys, values, tap) in zip(stages, layers, strict=True):
+        stage.layer, stage.call, stage.reach = address(weights.layer), address(run.call), address(run.reach)
+        stage.keys, stage.values = keys.data_ptr(), values.data_ptr()
+        if tap is not None:
+            stage.tap, stage.stride = tap.data_ptr(), tap.stride(0)
     native.library().dflash_layers(stages, len(stages), y.data_ptr())
-    return y.to(x.dtype), taps
+    return y.to(x.dtype)
 
 
 def place_context(

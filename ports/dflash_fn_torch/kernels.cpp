@@ -171,7 +171,8 @@ struct Stage {  // a layer of a pass
     const Pass *pass;
     const Reach *reach;
     void *keys, *values;
-    void *tap;  // where its output goes too, [tokens, hidden]; or nowhere
+    void *tap;  // where its output goes too, `stride` numbers a token; or nowhere
+    int64_t stride;
 };
 
 }  // extern "C"
@@ -318,7 +319,7 @@ void layer_pass(const Stage &stage, float *x) {
     if (tap) {
 #pragma omp for
         for (long t = 0; t < tokens; t++)
-            for (long i = 0; i < hidden; i++) narrow(x[t * hidden + i], tap + t * hidden + i);
+            for (long i = 0; i < hidden; i++) narrow(x[t * hidden + i], tap + t * stage.stride + i);
     }
 }
 

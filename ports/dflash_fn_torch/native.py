@@ -63,7 +63,10 @@ class Reach(ctypes.Structure):
 class Stage(ctypes.Structure):
     """`Stage` of kernels.cpp: a layer of a pass."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("layer", "call", "reach", "keys", "values", "tap"))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layer", "call", "reach", "keys", "values", "tap")),
+        ("stride", ctypes.c_int64),
+    )
 
 
 @functools.cache

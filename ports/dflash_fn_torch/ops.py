@@ -223,7 +223,7 @@ def rope_at(
 
 
 def rope_tables_to(rope: RopeSpec, end: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
-    """Return tables of cos and sin, [positions, dim] each, that hold the positions below `end`, as `rotate` takes them."""
+    """Return tables of cos and sin, [positions, dim] each, for all positions below `end` and more."""
     return _rope_table(rope, 1 << max(10, (end - 1).bit_length()), dtype, device)
 
 
