@@ -170,7 +170,7 @@ def layers_pass(
         spec: the model's.
         layers: its layers; those that follow one another and are fused run together.
         chunk: of `chunk_at`.
-        x: what goes into the first.
+        x: what goes into the first; it may be overwritten.
         tapped: by layer, where its output is to be written too.
         places: the device of each layer; None where everything is on one.
     """

@@ -90,10 +90,12 @@ def context_over(
 
 
 def _place(spec: DraftSpec, weights: tuple[Fused, ...], chunk: Chunk, heads: Float[Tensor, "tokens outputs"]) -> None:
+    layers = []
     for layer, (kind, place) in enumerate(zip(spec.layer_kinds, chunk.places, strict=True)):
         buffer, number = chunk.family.of(kind).full.buffer, chunk.sights.numbers[layer]
         assert number is not None
-        place_context(weights[layer], chunk.runs[number], heads, layer, buffer.keys[place], buffer.values[place])
+        layers.append((weights[layer], chunk.runs[number], buffer.keys[place], buffer.values[place]))
+    place_context(layers, heads)
 
 
 def _write(spec: DraftSpec, weights: DraftWeights, chunk: Chunk, heads: Float[Tensor, "rows slots outputs"]) -> None:

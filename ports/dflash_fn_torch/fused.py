@@ -131,9 +131,26 @@ def fused_layers(
     Args:
         layers: weights; what the layer shares with others of its reach; its keys and values, each
             [rows, kv_heads, capacity, dim]; and where its output goes too, [tokens, hidden] of x's dtype, or None.
-        x: hidden states; unchanged by the call.
+        x: hidden states; overwritten where they are in float32.
     """
-    y = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    y = x.float().contiguous()
+    stages = _stages(layers)
+    native.library().dflash_layers(stages, len(stages), y.data_ptr())
+    return y.to(x.dtype)
+
+
+def place_context(layers: Sequence[tuple[Fused, Run, Tensor, Tensor]], heads: Float[Tensor, "tokens outputs"]) -> None:
+    """Normalise and turn each layer's keys, and write them and the values into the slots that the chunk claimed.
+
+    Args:
+        layers: as in `fused_layers`, less the last.
+        heads: keys and values of all layers, layer by layer, in float32; the keys are overwritten.
+    """
+    stages = _stages([(*layer, None) for layer in layers])
+    native.library().dflash_place(stages, len(stages), heads.data_ptr(), heads.shape[1])
+
+
+def _stages(layers: Sequence[tuple[Fused, Run, Tensor, Tensor, Tensor | None]]) -> ctypes.Array[native.Stage]:
     address = ctypes.addressof
     stages = (native.Stage * len(layers))()
     for stage, (weights, run, keys, values, tap) in zip(stages, layers, strict=True):
@@ -141,35 +158,4 @@ def fused_layers(
         stage.keys, stage.values = keys.data_ptr(), values.data_ptr()
         if tap is not None:
             stage.tap, stage.stride = tap.data_ptr(), tap.stride(0)
-    native.library().dflash_layers(stages, len(stages), y.data_ptr())
-    return y.to(x.dtype)
-
-
-def place_context(
-    weights: Fused,
-    run: Run,
-    heads: Float[Tensor, "tokens outputs"],
-    layer: int,
-    keys: Float[Tensor, "rows kv_heads capacity dim"],
-    values: Float[Tensor, "rows kv_heads capacity dim"],
-) -> None:
-    """Normalise and turn a layer's keys, and write them and the values into the slots that the chunk claimed.
-
-    Args:
-        weights: of the layer.
-        run: of the pass.
-        heads: keys and values of all layers in float32; the keys of this one are overwritten.
-        layer: which.
-        keys: the layer's.
-        values: the same.
-    """
-    stride = heads.shape[1]
-    first = layer * 2 * weights.layer.kv_heads * weights.layer.dim
-    native.library().dflash_place(
-        ctypes.byref(weights.layer),
-        ctypes.byref(run.call),
-        heads.data_ptr() + first * heads.element_size(),
-        stride,
-        keys.data_ptr(),
-        values.data_ptr(),
-    )
+    return stages

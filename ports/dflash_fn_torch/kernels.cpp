@@ -369,15 +369,21 @@ void dflash_layers(const Stage *stages, int64_t count, float *x) {
     }
 }
 
-// What a layer does with queries, keys and values, for the heads of other tokens: `stride` floats a token.
-void dflash_place(const Layer *layer, const Pass *pass, float *heads, int64_t stride, void *keys, void *values) {
-    for (long t = 0; t < pass->rows * pass->slots; t++) {
-        float *from = heads + t * stride;
-        if (layer->kind == 0) place(*layer, *pass, t, from, (float *)keys, (float *)values);
-        if (layer->kind == 1) place(*layer, *pass, t, from, (uint16_t *)keys, (uint16_t *)values);
+// What layers do with queries, keys and values, for the keys and values of other tokens: `stride` floats a token, those
+// of all layers side by side. There are no queries.
+void dflash_place(const Stage *stages, int64_t count, float *heads, int64_t stride) {
+    for (const Stage *stage = stages; stage < stages + count; stage++) {
+        const Layer &layer = *stage->layer;
+        const Pass &pass = *stage->pass;
+        for (long t = 0; t < pass.rows * pass.slots; t++) {
+            float *from = heads + t * stride;
+            if (layer.kind == 0) place(layer, pass, t, from, (float *)stage->keys, (float *)stage->values);
+            if (layer.kind == 1) place(layer, pass, t, from, (uint16_t *)stage->keys, (uint16_t *)stage->values);
 #ifdef __FLT16_MAX__
-        if (layer->kind == 2) place(*layer, *pass, t, from, (half *)keys, (half *)values);
+            if (layer.kind == 2) place(layer, pass, t, from, (half *)stage->keys, (half *)stage->values);
 #endif
+        }
+        heads += 2 * layer.kv_heads * layer.dim;
     }
 }
 

@@ -29,7 +29,7 @@ def all(x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:  
 def argmax(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the first index of the largest value."""
     host = _host(x.float() if x.dtype == torch.bfloat16 else x)
-    if host is None:
+    if host is None or axis is None:
         return compat.argmax(x, axis=axis, keepdims=keepdims)
     return _torch(host.argmax(axis=axis, keepdims=keepdims))
 
@@ -52,7 +52,7 @@ def cumulative_prod(x: Tensor, /, *, axis: int | None = None, **options: Any) ->
 def isfinite(x: Tensor, /) -> Tensor:
     """Whether each is neither NaN nor infinite."""
     host = _host(x)
-    return compat.isfinite(x) if host is None else _torch(np.isfinite(host))
+    return torch.isfinite(x) if host is None else _torch(np.isfinite(host))
 
 
 def max(x: Tensor, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:  # noqa: A001

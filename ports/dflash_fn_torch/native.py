@@ -87,7 +87,7 @@ def library() -> ctypes.CDLL:
     loaded.dflash_work.argtypes = [pointer, pointer]
     loaded.dflash_kinds.restype = ctypes.c_int32
     loaded.dflash_layers.argtypes = [pointer, number, pointer]
-    loaded.dflash_place.argtypes = [pointer, pointer, pointer, number, pointer, pointer]
+    loaded.dflash_place.argtypes = [pointer, number, pointer, number]
     loaded.dflash_place.restype = loaded.dflash_layers.restype = loaded.dflash_product.restype = None
     matrix, norm = [pointer, ctypes.c_int32, number, number], [pointer, ctypes.c_float, pointer]
     loaded.dflash_product.argtypes = [*matrix, pointer, number, pointer, *norm, ctypes.c_int32]

@@ -153,9 +153,10 @@ def normed_project(
     groups: int = 1,
 ) -> Float[Tensor, "tokens outputs"]:
     """Apply a norm and then a projection; in one call where `normed_product` does so."""
-    if len(projection.weights) > 1 or not isinstance(projection.weights[0], Panels):
+    first, *rest = projection.weights
+    if rest or not isinstance(first, Panels):
         return project(rms_norm(x, norm, eps), projection, groups)
-    y = panel_product(x, projection.weights[0], norm, eps)
+    y = panel_product(x, first, norm, eps)
     return y if projection.bias is None else y + projection.bias
 
 
