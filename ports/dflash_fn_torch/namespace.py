@@ -30,7 +30,7 @@ def argmax(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> 
     """Return the first index of the largest value."""
     host = _host(x.float() if x.dtype == torch.bfloat16 else x)
     if host is None or axis is None:
-        return compat.argmax(x, axis=axis, keepdims=keepdims)
+        return torch.argmax(x, axis, keepdim=keepdims)
     return _torch(host.argmax(axis=axis, keepdims=keepdims))
 
 
