@@ -103,10 +103,8 @@ def verify(state: DecodeState, pair: Pair, proposal: Proposal) -> Branches:
     """
     check_state(state, pair)
     check_block(state, proposal)
-    port, xp = pair.port, pair.port.xp
-    anchors = _anchors(state, pair)
-    padding = [anchors] * (state.width - 1 - proposal.tokens.shape[1])
-    block = xp.concat([anchors, proposal.tokens, *padding], axis=1)
+    port = pair.port
+    block = _padded(state, pair, proposal.tokens)
     taps = pair.draft.spec.target_layer_ids if pair.draft else ()
     made = port.target_pass(pair.target, state.target_cache, block, taps=taps, head=True, exact_rows=state.exact_rows)
     return Branches(made.logits, made.family, made.features)
@@ -326,8 +324,19 @@ def _check_finite(state: DecodeState, pair: Pair, flags: list[list[int]]) -> Non
                 )
 
 
-def _anchors(state: DecodeState, pair: Pair) -> Array:
-    return pair.port.asarray(np.array([[ids[-1]] for ids in state.tokens], dtype=np.int64), pair.target.device)
+def _padded(state: DecodeState, pair: Pair, drafted: Array) -> Array:
+    """Return the anchors, what was drafted, and the anchors again up to the state's width: [R, W]."""
+    size = drafted.shape[1]
+    if size == 0:
+        return _anchors(state, pair, state.width)
+    anchors = _anchors(state, pair, 1)
+    return pair.port.xp.concat([anchors, drafted, *[anchors] * (state.width - 1 - size)], axis=1)
+
+
+def _anchors(state: DecodeState, pair: Pair, slots: int, *rest: int) -> Array:
+    """Return each row's anchor `slots` times, and other tokens behind it."""
+    tokens = [[*[ids[-1]] * slots, *rest] for ids in state.tokens]
+    return pair.port.asarray(np.array(tokens, dtype=np.int64), pair.target.device)
 
 
 def _absorbed(state: DecodeState, pair: Pair) -> Cache | None:
@@ -342,8 +351,8 @@ def _absorbed(state: DecodeState, pair: Pair) -> Cache | None:
 
 def _drafted(state: DecodeState, pair: Pair, policy: Policy, size: int, cache: Cache) -> Proposal:
     assert pair.draft is not None
-    xp, masks = pair.port.xp, np.full((len(state.tokens), size - 1), pair.draft.spec.mask_token_id)
-    block = xp.concat([_anchors(state, pair), pair.port.asarray(masks, pair.target.device)], axis=1)
+    xp, masks = pair.port.xp, (pair.draft.spec.mask_token_id,) * (size - 1)
+    block = _anchors(state, pair, 1, *masks)
     logits = pair.port.draft_pass(pair.draft, pair.target, cache, block, exact_rows=state.exact_rows)
     drafting = policy.drafting
     uniforms = Streams(f"drafting {drafting.name!r}", numbers(state, pair, drafting.streams, size - 1))

@@ -104,6 +104,23 @@ def test_logits_are_those_of_the_port_as_it_is_but_for_rounding(
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "window", "bias", "hybrid"])
+def test_taps_are_those_of_the_port_as_it_is_but_for_rounding(port: Port, checkpoints: Checkpoints, name: str) -> None:
+    folder = checkpoints.folder(DESIGNS[name])
+    ours, theirs = (dflash_fn.load_pair(folder, compile=own) for own in (True, False))
+    layers = ours.target.spec.num_layers
+    taps = (layers - 1, *range(layers - 1))
+    found = []
+    for pair in (ours, theirs):
+        cache = pair.port.new_cache(pair.target, 64)
+        rows = pair.port.join_rows((cache, pair.port.new_cache(pair.target, 64)))
+        tokens = pair.port.asarray(np.random.default_rng(2).integers(0, 37, (2, 7)), "cpu")
+        options: dict[str, Any] = {"taps": taps, "head": True, "exact_rows": False}
+        found.append(pair.port.to_numpy(pair.port.target_pass(pair.target, rows, tokens, **options).features))
+    assert found[0].shape == (2, 7, layers * ours.target.spec.hidden_size)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 48), (37, 20), (1, 3), (130, 576)])
 def test_a_product_treats_any_number_of_tokens_alike(outputs: int, inputs: int, dtype: Any) -> None:
@@ -120,6 +137,17 @@ def test_a_product_treats_any_number_of_tokens_alike(outputs: int, inputs: int, 
             fetch(dflash_fn.get_port("torch"), panels.panel_product(x[first:], packed)),
             fetch(dflash_fn.get_port("torch"), whole[first:]),
         )
+
+
+def test_a_norm_before_a_product_is_one_for_every_token_alike() -> None:
+    random = torch.Generator().manual_seed(0)
+    x, norm, weight = (torch.randn(*shape, generator=random) for shape in ((9, 48), (48,), (37, 48)))
+    packed = panels.in_panels(weight)
+    made = panels.panel_product(x, packed, norm, 1e-6)
+    scaled = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * norm.double()
+    np.testing.assert_allclose(made, scaled @ weight.double().t(), rtol=1e-4, atol=1e-4)
+    for token in range(9):
+        assert torch.equal(panels.panel_product(x[token : token + 1], packed, norm, 1e-6)[0], made[token])
 
 
 def test_load_pair_compiles_on_request(checkpoints: Checkpoints) -> None:

@@ -27,5 +27,8 @@ def at_tokens(xp: Any, values: Array, tokens: Array) -> Array:
 
 def judged(xp: Any, drafted: Array, kept: Array, choice: Array) -> Verdict:
     """Keep drafted tokens up to the first that `kept` [R, B - 1] is false of; then emit `choice` [R, B] there."""
+    choice = xp.astype(choice, drafted.dtype)
+    if drafted.shape[1] == 0:  # as in every step of plain decoding
+        return Verdict(xp.sum(drafted, axis=-1, dtype=drafted.dtype), choice[:, 0])
     num_accepted = leading(xp, kept, drafted)
-    return Verdict(num_accepted, at_slot(xp, xp.astype(choice, drafted.dtype), num_accepted))
+    return Verdict(num_accepted, at_slot(xp, choice, num_accepted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,9 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-__all__ = ["Reach", "attend", "mask"]
+from dflash_fn.config import LayerKind
+
+__all__ = ["Reach", "Sights", "attend", "mask", "sights"]
 
 MAX_WIDTH = 32
 """Torch's CPU kernel walks short chunks in blocks of 32 queries: up to here, all slots are treated alike."""
@@ -26,6 +29,32 @@ class Reach:
 
     causal: bool
     window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sights:
+    """What the layers of a model see.
+
+    Attributes:
+        reaches: one a layer.
+        kinds: of each reach, the kind of its layers, those that do not attend left out.
+        numbers: of each layer, the number of its reach in `kinds`; None where it does not attend.
+    """
+
+    reaches: tuple[Reach, ...]
+    kinds: tuple[tuple[Reach, LayerKind], ...]
+    numbers: tuple[int | None, ...]
+
+
+@functools.lru_cache(maxsize=64)
+def sights(kinds: tuple[LayerKind, ...], causal: tuple[bool, ...], window: int | None) -> Sights:
+    """Return what layers of these kinds see; the window is that of the layers that slide."""
+    reaches = tuple(
+        Reach(past, window if kind is LayerKind.SLIDING else None) for kind, past in zip(kinds, causal, strict=True)
+    )
+    pairs = list(zip(reaches, kinds, strict=True))
+    known = tuple(dict.fromkeys(pair for pair in pairs if pair[1] is not LayerKind.DELTA))
+    return Sights(reaches, known, tuple(known.index(pair) if pair in known else None for pair in pairs))
 
 
 def mask(

@@ -294,7 +294,7 @@ def _rounded(count: int) -> int:
 
 
 def _seen_beyond(buffer: Buffer, lengths: tuple[int, ...]) -> bool:
-    return any(any(map(operator.gt, cache.lengths, lengths)) for cache in buffer.live if cache.lengths != lengths)
+    return any(cache.lengths != lengths and any(map(operator.gt, cache.lengths, lengths)) for cache in buffer.live)
 
 
 def _clear(buffer: Buffer, lengths: tuple[int, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,13 +16,26 @@ from dflash_fn.port import TargetPass
 from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch import gated_delta, parts
-from dflash_fn_torch.attention import Reach, attend, mask
-from dflash_fn_torch.fused import Fused, Run, fused_layer, runs
+from dflash_fn_torch.attention import Reach, Sights, attend, mask, sights
+from dflash_fn_torch.fused import Fused, Run, fused_layers, runs
 from dflash_fn_torch.gated_delta import DeltaWeights
-from dflash_fn_torch.ops import Projection, gated_mlp, product, project, rms_norm, rope_at, rotate, sigmoid
+from dflash_fn_torch.ops import (
+    Projection,
+    gated_mlp,
+    normed_product,
+    project,
+    rms_norm,
+    rope_at,
+    rope_tables_to,
+    rotate,
+    sigmoid,
+)
 from dflash_fn_torch.panels import Panels
 
-__all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layer_pass", "target_over", "target_pass"]
+__all__ = ["Chunk", "LayerWeights", "TargetWeights", "chunk_at", "layers_pass", "target_over", "target_pass"]
+
+
+NO_TAPS: Mapping[int, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +91,13 @@ class Chunk:
 
     Attributes:
         family: the cache, with the chunk's slots claimed.
-        cos: [R, S, 1, turned] of the chunk's positions.
+        cos: [R, S, 1, turned] of the chunk's positions; where layers are fused, a table of all, [positions, turned].
         sin: the same, negated in its first half.
         spans: attended slots of each kind of attention.
-        masks: one a reach.
+        sights: what the layers see.
+        masks: one a reach, in the order of `sights.kinds`.
         groups: into how many parts products are split.
-        runs: what fused layers need in place of spans and masks, by reach; empty where layers are not fused.
+        runs: what fused layers need in place of spans and masks, one a reach; none where layers are not fused.
         places: of each layer among those of its kind.
     """
 
@@ -89,16 +105,17 @@ class Chunk:
     cos: Tensor
     sin: Tensor
     spans: dict[LayerKind, kv.Span]
-    masks: dict[Reach, Tensor]
+    sights: Sights
+    masks: tuple[Tensor, ...]
     groups: int
-    runs: dict[Reach, Run]
+    runs: tuple[Run, ...]
     places: tuple[int, ...]
 
 
 def chunk_at(
     spec: DecoderSpec,
     family: parts.Family,
-    reaches: list[Reach],
+    seen: Sights,
     exact_rows: bool,
     like: Tensor,
     bucket: int = kv.KV_BUCKET,
@@ -109,7 +126,7 @@ def chunk_at(
     Args:
         spec: the model's.
         family: of `parts.append`.
-        reaches: one a layer; none where nothing attends.
+        seen: what the layers see; nothing where only the draft's context is written.
         exact_rows: whether products are split by rows.
         like: a tensor of the model's dtype and device.
         bucket: attended lengths are multiples of it.
@@ -117,51 +134,76 @@ def chunk_at(
     """
     starts = family.start.lengths
     slots = family.full.full.lengths[0] - starts[0]
+    places, device = parts.places(spec.layer_kinds), str(like.device)
     if fused is not None:
-        cos, sin = rope_at(spec.rope, starts, slots, torch.float32, str(like.device))
-        made = runs(fused, _claimed(spec, family, reaches, slots), slots, cos, sin)
-        return Chunk(family, cos, sin, {}, {}, 1, made, parts.places(spec.layer_kinds))
-    cos, sin = rope_at(spec.rope, starts, slots, like.dtype, str(like.device))
-    spans = {kind: kv.attended(family.of(kind), bucket) for kind in set(spec.layer_kinds) - {LayerKind.DELTA}}
+        cos, sin = rope_tables_to(spec.rope, max(starts) + slots, torch.float32, device)
+        made = runs(fused, _claims(family, seen, slots), starts, slots, cos, sin)
+        return Chunk(family, cos, sin, {}, seen, (), 1, made, places)
+    cos, sin = rope_at(spec.rope, starts, slots, like.dtype, device)
+    spans = {kind: kv.attended(family.of(kind), bucket) for _, kind in seen.kinds}
     first = torch.tensor(starts, device=like.device)
-    made = {}
-    for kind, reach in set(zip(spec.layer_kinds, reaches, strict=False)):
-        if kind is not LayerKind.DELTA:
-            span = spans[kind]
-            held = torch.tensor(span.positions, device=like.device)
-            made[reach] = mask(reach, first, slots, held, span.count, like.dtype)
-    groups = len(starts) if exact_rows else 1
-    return Chunk(family, cos, sin, spans, made, groups, {}, parts.places(spec.layer_kinds))
+    masks = []
+    for reach, kind in seen.kinds:
+        span = spans[kind]
+        held = torch.tensor(span.positions, device=like.device)
+        masks.append(mask(reach, first, slots, held, span.count, like.dtype))
+    return Chunk(family, cos, sin, spans, seen, tuple(masks), len(starts) if exact_rows else 1, (), places)
 
 
-def _claimed(
-    spec: DecoderSpec, family: parts.Family, reaches: list[Reach], slots: int
-) -> dict[Reach, tuple[tuple[int, ...], int]]:
-    """Return by reach where a chunk's rows begin in its layers' buffer, and that buffer's capacity."""
-    made = {}
-    for kind, reach in set(zip(spec.layer_kinds, reaches, strict=False)):
-        if kind is not LayerKind.DELTA:
-            full = family.of(kind).full
-            made[reach] = tuple(end - slots for end in kv.slots(full)), full.buffer.capacity
-    return made
+def _claims(family: parts.Family, seen: Sights, slots: int) -> list[tuple[Reach, tuple[int, ...], int]]:
+    """Return of each reach where a chunk's rows begin in its layers' buffer, and that buffer's capacity."""
+    fulls = [(reach, family.of(kind).full) for reach, kind in seen.kinds]
+    return [(reach, tuple(end - slots for end in kv.slots(full)), full.buffer.capacity) for reach, full in fulls]
 
 
-def layer_pass(
+def layers_pass(
     spec: DecoderSpec,
-    weights: LayerWeights,
-    layer: int,
+    layers: tuple[LayerWeights, ...],
     chunk: Chunk,
-    reach: Reach,
     x: Float[Tensor, "tokens hidden"],
+    tapped: Mapping[int, Float[Tensor, "tokens hidden"]] = NO_TAPS,
+    places: tuple[str, ...] | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """Run one layer over a chunk; what it remembers goes into the chunk's family."""
-    if weights.fused is not None:
-        buffer = chunk.family.of(spec.layer_kinds[layer]).full.buffer
-        place = chunk.places[layer]
-        return fused_layer(weights.fused, chunk.runs[reach], x, buffer.keys[place], buffer.values[place])
+    """Run all layers over a chunk; what they remember goes into the chunk's family.
+
+    Args:
+        spec: the model's.
+        layers: its layers; those that follow one another and are fused run together.
+        chunk: of `chunk_at`.
+        x: what goes into the first; it may be overwritten.
+        tapped: by layer, where its output is to be written too.
+        places: the device of each layer; None where everything is on one.
+    """
+    for fused, numbers in itertools.groupby(range(len(layers)), lambda layer: layers[layer].fused is not None):
+        if fused:
+            x = fused_layers([_stage(spec, layers[layer], layer, chunk, tapped) for layer in numbers], x)
+            continue
+        for layer in numbers:
+            if places is not None:
+                x, chunk = moved(x, chunk, places[layer])
+            x = _layer_pass(spec, layers[layer], layer, chunk, x)
+            if layer in tapped:
+                tapped[layer].copy_(x)
+    return x
+
+
+def _stage(
+    spec: DecoderSpec, weights: LayerWeights, layer: int, chunk: Chunk, tapped: Mapping[int, Tensor]
+) -> tuple[Fused, Run, Tensor, Tensor, Tensor | None]:
+    """Return what `fused_layers` takes of a layer."""
+    fused, number = weights.fused, chunk.sights.numbers[layer]
+    assert fused is not None
+    assert number is not None
+    buffer, place = chunk.family.of(spec.layer_kinds[layer]).full.buffer, chunk.places[layer]
+    return fused, chunk.runs[number], buffer.keys[place], buffer.values[place], tapped.get(layer)
+
+
+def _layer_pass(
+    spec: DecoderSpec, weights: LayerWeights, layer: int, chunk: Chunk, x: Float[Tensor, "tokens hidden"]
+) -> Float[Tensor, "tokens hidden"]:
     h = project(rms_norm(x, weights.input_norm, spec.norm_eps), weights.qkv, chunk.groups)
     if weights.delta is None:
-        y = _attention(spec, weights, layer, chunk, reach, h)
+        y = _attention(spec, weights, layer, chunk, h)
     else:
         y = _delta_net(spec, weights.delta, layer, chunk, h)
     x = x + project(y, weights.out, chunk.groups)
@@ -174,7 +216,6 @@ def _attention(
     weights: LayerWeights,
     layer: int,
     chunk: Chunk,
-    reach: Reach,
     projected: Float[Tensor, "tokens outputs"],
 ) -> Float[Tensor, "tokens values"]:
     """Write K and V into the slots that the chunk claimed, and attend."""
@@ -185,7 +226,9 @@ def _attention(
     starts = tuple(end - q.shape[1] for end in kv.slots(family.full))
     kv.write(keys, starts, k)
     kv.write(values, starts, v)
-    y = attend(q, keys, values, chunk.spans[kind].firsts, chunk.masks[reach]).view(len(projected), -1)
+    number = chunk.sights.numbers[layer]
+    assert number is not None
+    y = attend(q, keys, values, chunk.spans[kind].firsts, chunk.masks[number]).view(len(projected), -1)
     return y if gate is None else y * sigmoid(gate.float()).to(y.dtype)
 
 
@@ -236,7 +279,7 @@ def moved(x: Tensor, chunk: Chunk, place: str) -> tuple[Tensor, Chunk]:
     """
     if x.device == torch.device(place):
         return x, chunk
-    masks = {reach: mask.to(place) for reach, mask in chunk.masks.items()}
+    masks = tuple(mask.to(place) for mask in chunk.masks)
     return x.to(place), replace(chunk, cos=chunk.cos.to(place), sin=chunk.sin.to(place), masks=masks)
 
 
@@ -245,9 +288,9 @@ def fused_of(layers: tuple[LayerWeights, ...]) -> Fused | None:
     return next((layer.fused for layer in layers if layer.fused is not None), None)
 
 
-def target_reach(spec: DecoderSpec, kind: LayerKind) -> Reach:
-    """What a target's layer of this kind sees."""
-    return Reach(causal=True, window=spec.sliding_window if kind is LayerKind.SLIDING else None)
+def target_sights(spec: DecoderSpec) -> Sights:
+    """What a target's layers see."""
+    return sights(spec.layer_kinds, (True,) * spec.num_layers, spec.sliding_window)
 
 
 @torch.inference_mode()
@@ -278,22 +321,22 @@ def target_over(
     """Run the target over a chunk whose slots are claimed; return logits and features, as `TargetPass` has them."""
     spec: TargetSpec = target.spec
     weights: TargetWeights = target.weights
-    reaches = [target_reach(spec, kind) for kind in spec.layer_kinds]
-    chunk = chunk_at(spec, family, reaches, exact_rows, weights.embedding, fused=fused_of(weights.layers))
+    fused = fused_of(weights.layers)
+    chunk = chunk_at(spec, family, target_sights(spec), exact_rows, weights.embedding, fused=fused)
     x = F.embedding(tokens.to(weights.embedding.device), weights.embedding).view(tokens.numel(), -1)
-    tapped = {}
-    for layer, reach in enumerate(reaches):
-        if weights.places is not None:
-            x, chunk = moved(x, chunk, weights.places[layer])
-        x = layer_pass(spec, weights.layers[layer], layer, chunk, reach, x)
-        if layer in taps:
-            tapped[layer] = x
-    if weights.places is not None:
-        home = weights.norm.device
-        x, tapped = x.to(home), {layer: tap.to(home) for layer, tap in tapped.items()}
-    last = rms_norm(x, weights.norm, spec.norm_eps)
+    features = x.new_empty(*tokens.shape, len(taps) * spec.hidden_size, device=weights.norm.device) if taps else None
+    tapped = {} if features is None else _columns(features, taps)
+    x = layers_pass(spec, weights.layers, chunk, x, tapped, weights.places).to(weights.norm.device)
     if spec.num_layers - 1 in tapped:
-        tapped[spec.num_layers - 1] = last
-    features = torch.cat([tapped[i] for i in taps], dim=-1).view(*tokens.shape, -1) if taps else None
-    logits = product(last, weights.head, chunk.groups).view(*tokens.shape, -1) if head else None
-    return logits, features
+        tapped[spec.num_layers - 1].copy_(rms_norm(x, weights.norm, spec.norm_eps))
+    if not head:
+        return None, features
+    logits = normed_product(x, weights.norm, spec.norm_eps, weights.head, chunk.groups)
+    return logits.view(*tokens.shape, -1), features
+
+
+def _columns(
+    features: Float[Tensor, "rows slots tapped"], taps: tuple[int, ...]
+) -> dict[int, Float[Tensor, "tokens hidden"]]:
+    """Return by layer the columns of the features that it fills."""
+    return dict(zip(taps, features.flatten(0, 1).chunk(len(taps), dim=-1), strict=True))

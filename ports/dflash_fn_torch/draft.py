@@ -9,19 +9,22 @@ import torch.nn.functional as F  # noqa: N812 (the name that everyone knows)
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from dflash_fn.config import DraftSpec, LayerKind, TargetSpec
+from dflash_fn.config import DraftSpec, TargetSpec
 from dflash_fn.records import Model
 from dflash_fn_torch import cache as kv
 from dflash_fn_torch import parts
-from dflash_fn_torch.attention import Reach
-from dflash_fn_torch.decoder import Chunk, LayerWeights, TargetWeights, chunk_at, fused_of, layer_pass
+from dflash_fn_torch.attention import Sights, sights
+from dflash_fn_torch.decoder import Chunk, LayerWeights, TargetWeights, chunk_at, fused_of, layers_pass
 from dflash_fn_torch.fused import Fused, place_context
-from dflash_fn_torch.ops import Projection, product, project, rms_norm, rotate
+from dflash_fn_torch.ops import Projection, normed_product, normed_project, project, rms_norm, rotate
 
 __all__ = ["DraftWeights", "block_over", "context_over", "draft_context", "draft_pass"]
 
 BLOCK_BUCKET = 64
 """Attended lengths of a block are multiples of this: a guess needs no bits that are the same at every length."""
+
+NOTHING = Sights((), (), ())
+"""What a pass sees that only writes the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,16 @@ def context_over(
     weights: DraftWeights = draft.weights
     rows, slots, width = features.shape
     placed = weights.context_fused or ()
-    reaches = draft_reaches(spec) if placed else []
-    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, fused=placed[0] if placed else None)
+    chunk = chunk_at(
+        spec,
+        family,
+        draft_sights(spec) if placed else NOTHING,
+        exact_rows,
+        weights.norm,
+        fused=placed[0] if placed else None,
+    )
     fused = project(features.reshape(rows * slots, width), weights.fuse, chunk.groups)
-    context = rms_norm(fused, weights.context_norm, spec.norm_eps)
-    heads = project(context, weights.context_kv, chunk.groups).contiguous()
+    heads = normed_project(fused, weights.context_norm, spec.norm_eps, weights.context_kv, chunk.groups).contiguous()
     if placed:
         _place(spec, placed, chunk, heads.float())
     else:
@@ -82,10 +90,12 @@ def context_over(
 
 
 def _place(spec: DraftSpec, weights: tuple[Fused, ...], chunk: Chunk, heads: Float[Tensor, "tokens outputs"]) -> None:
-    for layer, (kind, place, reach) in enumerate(zip(spec.layer_kinds, chunk.places, draft_reaches(spec), strict=True)):
-        buffer = chunk.family.of(kind).full.buffer
-        run, keys, values = chunk.runs[reach], buffer.keys[place], buffer.values[place]
-        place_context(weights[layer], run, heads, layer, keys, values)
+    layers = []
+    for layer, (kind, place) in enumerate(zip(spec.layer_kinds, chunk.places, strict=True)):
+        buffer, number = chunk.family.of(kind).full.buffer, chunk.sights.numbers[layer]
+        assert number is not None
+        layers.append((weights[layer], chunk.runs[number], buffer.keys[place], buffer.values[place]))
+    place_context(layers, heads)
 
 
 def _write(spec: DraftSpec, weights: DraftWeights, chunk: Chunk, heads: Float[Tensor, "rows slots outputs"]) -> None:
@@ -103,12 +113,9 @@ def _write(spec: DraftSpec, weights: DraftWeights, chunk: Chunk, heads: Float[Te
         kv.write(claimed.buffer.values[place], starts, v[:, :, layer])
 
 
-def draft_reaches(spec: DraftSpec) -> list[Reach]:
+def draft_sights(spec: DraftSpec) -> Sights:
     """What each layer's slots see: the whole block unless the layer is causal, and its window if it slides."""
-    return [
-        Reach(causal, spec.sliding_window if kind is LayerKind.SLIDING else None)
-        for kind, causal in zip(spec.layer_kinds, spec.causal, strict=True)
-    ]
+    return sights(spec.layer_kinds, spec.causal, spec.sliding_window)
 
 
 @torch.inference_mode()
@@ -137,16 +144,15 @@ def block_over(
     spec: DraftSpec = draft.spec
     weights: DraftWeights = draft.weights
     owner: TargetWeights = target.weights
-    reaches = draft_reaches(spec)
-    chunk = chunk_at(spec, family, reaches, exact_rows, weights.norm, BLOCK_BUCKET, fused_of(weights.layers))
+    seen = draft_sights(spec)
+    chunk = chunk_at(spec, family, seen, exact_rows, weights.norm, BLOCK_BUCKET, fused_of(weights.layers))
     x = F.embedding(block.to(owner.embedding.device), owner.embedding).to(block.device).view(block.numel(), -1)
     if spec.input_embedding_scale != 1.0:
         x = x * spec.input_embedding_scale
-    for index, reach in enumerate(reaches):
-        x = layer_pass(spec, weights.layers[index], index, chunk, reach, x)
+    x = layers_pass(spec, weights.layers, chunk, x)
     rows, slots = block.shape
-    last = rms_norm(x.view(rows, slots, -1)[:, 1:], weights.norm, spec.norm_eps)
-    logits = product(last.reshape(rows * (slots - 1), -1), owner.head, chunk.groups)
+    guesses = x.view(rows, slots, -1)[:, 1:].reshape(rows * (slots - 1), -1)
+    logits = normed_product(guesses, weights.norm, spec.norm_eps, owner.head, chunk.groups)
     return _scaled(spec, logits).view(rows, slots - 1, -1)
 
 

@@ -1,9 +1,9 @@
-"""Whole layers as single calls of our own kernels: attention, sliding or not, and a gated MLP."""
+"""Runs of whole layers as single calls of our own kernels: attention, sliding or not, and a gated MLP."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from dflash_fn_torch.attention import Reach
 from dflash_fn_torch.ops import Projection
 from dflash_fn_torch.panels import Panels
 
-__all__ = ["Fused", "Run", "fuse", "fuse_context", "fused_layer", "place_context", "runs"]
+__all__ = ["Fused", "Run", "fuse", "fuse_context", "fused_layers", "place_context", "runs"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,87 +89,73 @@ def fuse_context(spec: DecoderSpec, weight: Tensor | Panels, norm: Tensor | None
 
 
 def runs(
-    weights: Fused, reaches: dict[Reach, tuple[tuple[int, ...], int]], slots: int, cos: Tensor, sin: Tensor
-) -> dict[Reach, Run]:
-    """Prepare a pass.
+    weights: Fused,
+    claims: Sequence[tuple[Reach, tuple[int, ...], int]],
+    positions: tuple[int, ...],
+    slots: int,
+    cos: Float[Tensor, "positions turned"],
+    sin: Float[Tensor, "positions turned"],
+) -> tuple[Run, ...]:
+    """Prepare a pass; returns one run a claim.
 
     Args:
         weights: of any of the layers.
-        reaches: by reach, the slot of each row's first token in the buffer, and the buffer's capacity.
+        claims: a reach, the slot of each row's first token in the buffer of its layers, and that buffer's capacity.
+        positions: of each row's first token.
         slots: tokens a row.
-        cos: [R, S, 1, turned] of the tokens' positions, in float32.
+        cos: a table in float32 that all positions are in.
         sin: the same, as `ops.rotate` takes it.
     """
-    return {reach: _run(weights, reach, starts, end, slots, cos, sin) for reach, (starts, end) in reaches.items()}
+    kind = ctypes.c_int64 * len(positions)
+    rows, threads = kind(*positions), torch.get_num_threads()
+    made = []
+    for reach, starts, capacity in claims:
+        firsts = kind(*starts)
+        places, angles = ctypes.addressof(firsts), ctypes.addressof(rows)
+        call = native.Pass(len(starts), slots, capacity, cos.shape[-1], places, angles, cos.data_ptr(), sin.data_ptr())
+        call.threads = threads
+        size = native.library().dflash_work(ctypes.byref(weights.layer), ctypes.byref(call))
+        work = torch.empty(size, dtype=torch.float32)
+        call.work = work.data_ptr()
+        made.append(Run(call, native.Reach(reach.causal, reach.window or 0), (firsts, rows, cos, sin, work)))
+    return tuple(made)
 
 
-def _run(
-    weights: Fused, reach: Reach, starts: tuple[int, ...], capacity: int, slots: int, cos: Tensor, sin: Tensor
-) -> Run:
-    firsts = (ctypes.c_int64 * len(starts))(*starts)
-    cos, sin = cos.contiguous(), sin.contiguous()
-    call = native.Pass(
-        len(starts),
-        slots,
-        capacity,
-        cos.shape[-1],
-        ctypes.addressof(firsts),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        None,
-        torch.get_num_threads(),
-    )
-    size = native.library().dflash_work(ctypes.byref(weights.layer), ctypes.byref(call))
-    work = torch.empty(size, dtype=torch.float32)
-    call.work = work.data_ptr()
-    return Run(call, native.Reach(reach.causal, reach.window or 0), (firsts, cos, sin, work))
-
-
-def fused_layer(
-    weights: Fused,
-    run: Run,
-    x: Float[Tensor, "tokens hidden"],
-    keys: Float[Tensor, "rows kv_heads capacity dim"],
-    values: Float[Tensor, "rows kv_heads capacity dim"],
+def fused_layers(
+    layers: Sequence[tuple[Fused, Run, Tensor, Tensor, Tensor | None]], x: Float[Tensor, "tokens hidden"]
 ) -> Float[Tensor, "tokens hidden"]:
-    """Run a layer over a chunk, and write its K and V into the slots that the chunk claimed."""
-    y = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    native.library().dflash_layer(
-        ctypes.byref(weights.layer),
-        ctypes.byref(run.call),
-        ctypes.byref(run.reach),
-        y.data_ptr(),
-        keys.data_ptr(),
-        values.data_ptr(),
-    )
+    """Run layers one after another over a chunk, and write their K and V into the slots that the chunk claimed.
+
+    Between layers nothing is rounded to x's dtype.
+
+    Args:
+        layers: weights; what the layer shares with others of its reach; its keys and values, each
+            [rows, kv_heads, capacity, dim]; and where its output goes too, [tokens, hidden] of x's dtype, or None.
+        x: hidden states; overwritten where they are in float32.
+    """
+    y = x.float().contiguous()
+    stages = _stages(layers)
+    native.library().dflash_layers(stages, len(stages), y.data_ptr())
     return y.to(x.dtype)
 
 
-def place_context(
-    weights: Fused,
-    run: Run,
-    heads: Float[Tensor, "tokens outputs"],
-    layer: int,
-    keys: Float[Tensor, "rows kv_heads capacity dim"],
-    values: Float[Tensor, "rows kv_heads capacity dim"],
-) -> None:
-    """Normalise and turn a layer's keys, and write them and the values into the slots that the chunk claimed.
+def place_context(layers: Sequence[tuple[Fused, Run, Tensor, Tensor]], heads: Float[Tensor, "tokens outputs"]) -> None:
+    """Normalise and turn each layer's keys, and write them and the values into the slots that the chunk claimed.
 
     Args:
-        weights: of the layer.
-        run: of the pass.
-        heads: keys and values of all layers in float32; the keys of this one are overwritten.
-        layer: which.
-        keys: the layer's.
-        values: the same.
+        layers: as in `fused_layers`, less the last.
+        heads: keys and values of all layers, layer by layer, in float32; the keys are overwritten.
     """
-    stride = heads.shape[1]
-    first = layer * 2 * weights.layer.kv_heads * weights.layer.dim
-    native.library().dflash_place(
-        ctypes.byref(weights.layer),
-        ctypes.byref(run.call),
-        heads.data_ptr() + first * heads.element_size(),
-        stride,
-        keys.data_ptr(),
-        values.data_ptr(),
-    )
+    stages = _stages([(*layer, None) for layer in layers])
+    native.library().dflash_place(stages, len(stages), heads.data_ptr(), heads.shape[1])
+
+
+def _stages(layers: Sequence[tuple[Fused, Run, Tensor, Tensor, Tensor | None]]) -> ctypes.Array[native.Stage]:
+    address = ctypes.addressof
+    stages = (native.Stage * len(layers))()
+    for stage, (weights, run, keys, values, tap) in zip(stages, layers, strict=True):
+        stage.layer, stage.call, stage.reach = address(weights.layer), address(run.call), address(run.reach)
+        stage.keys, stage.values = keys.data_ptr(), values.data_ptr()
+        if tap is not None:
+            stage.tap, stage.stride = tap.data_ptr(), tap.stride(0)
+    return stages

@@ -155,15 +155,24 @@ struct Layer {
 
 struct Pass {
     int64_t rows, slots, capacity, turned;
-    const int64_t *starts;  // a row's slot of its first token
-    const float *cos, *sin;  // [rows, slots, turned]
-    float *work;             // as many floats as `dflash_work` says
+    const int64_t *starts, *positions;  // slot and position of a row's first token
+    const float *cos, *sin;             // tables, [positions, turned]
+    float *work;                        // as many floats as `dflash_work` says
     int32_t threads;
 };
 
 struct Reach {
     int32_t causal;
     int64_t window;  // 0 for none
+};
+
+struct Stage {  // a layer of a pass
+    const Layer *layer;
+    const Pass *pass;
+    const Reach *reach;
+    void *keys, *values;
+    void *tap;  // where its output goes too, `stride` numbers a token; or nowhere
+    int64_t stride;
 };
 
 }  // extern "C"
@@ -242,10 +251,11 @@ void attend(const Layer &layer, const Pass &pass, const Reach &reach, long row, 
 template <class W>
 void place(const Layer &layer, const Pass &pass, long token, float *heads, W *keys, W *values) {
     const long dim = layer.dim, row = token / pass.slots, slot = pass.starts[row] + token % pass.slots;
+    const long angles = (pass.positions[row] + token % pass.slots) * pass.turned;
     for (long h = 0; h < layer.heads + layer.kv_heads; h++) {
         float *x = heads + h * dim;
         if (layer.qk_norm) rms_norm(x, layer.qk_norm + h * dim, layer.eps, dim, x);
-        rotate(x, pass.cos + token * pass.turned, pass.sin + token * pass.turned, pass.turned);
+        rotate(x, pass.cos + angles, pass.sin + angles, pass.turned);
     }
     for (long h = 0; h < layer.kv_heads; h++) {
         long to = ((row * layer.kv_heads + h) * pass.capacity + slot) * dim;
@@ -262,8 +272,13 @@ long longest(const Pass &pass) {
     return most + pass.slots;
 }
 
+// One thread's part of a layer; all threads of a team call it together.
 template <class W>
-void layer_pass(const Layer &layer, const Pass &pass, const Reach &reach, float *x, W *keys, W *values) {
+void layer_pass(const Stage &stage, float *x) {
+    const Layer &layer = *stage.layer;
+    const Pass &pass = *stage.pass;
+    const Reach &reach = *stage.reach;
+    W *keys = (W *)stage.keys, *values = (W *)stage.values, *tap = (W *)stage.tap;
     const long tokens = pass.rows * pass.slots, hidden = layer.hidden, inner = layer.inner, dim = layer.dim;
     const long width = layer.heads * dim, outputs = width + 2 * layer.kv_heads * dim;
     const long parts = (layer.heads / layer.kv_heads * pass.slots + LANES - 1) / LANES;
@@ -273,43 +288,54 @@ void layer_pass(const Layer &layer, const Pass &pass, const Reach &reach, float 
     float *h = pass.work, *y = h + tokens * hidden, *wide = y + tokens * width;
     float *scores = wide + tokens * (outputs > 2 * inner ? outputs : 2 * inner);
     float *mixed = scores + room * pass.threads;
-#pragma omp parallel num_threads(pass.threads)
-    {
 #pragma omp for
-        for (long t = 0; t < tokens; t++) rms_norm(x + t * hidden, layer.input_norm, layer.eps, hidden, h + t * hidden);
+    for (long t = 0; t < tokens; t++) rms_norm(x + t * hidden, layer.input_norm, layer.eps, hidden, h + t * hidden);
 #pragma omp for
-        for (long p = 0; p < panels(outputs); p++) panel(qkv, p, h, tokens, hidden, wide, outputs, false);
+    for (long p = 0; p < panels(outputs); p++) panel(qkv, p, h, tokens, hidden, wide, outputs, false);
 #pragma omp for
-        for (long t = 0; t < tokens; t++) place(layer, pass, t, wide + t * outputs, keys, values);
+    for (long t = 0; t < tokens; t++) place(layer, pass, t, wide + t * outputs, keys, values);
 #pragma omp for
-        for (long unit = 0; unit < pass.rows * layer.kv_heads * parts; unit++)
-            attend(layer, pass, reach, unit / (layer.kv_heads * parts), unit / parts % layer.kv_heads,
-                   unit % parts * LANES, wide, keys, values, scores + room * omp_get_thread_num(), y);
+    for (long unit = 0; unit < pass.rows * layer.kv_heads * parts; unit++)
+        attend(layer, pass, reach, unit / (layer.kv_heads * parts), unit / parts % layer.kv_heads,
+               unit % parts * LANES, wide, keys, values, scores + room * omp_get_thread_num(), y);
 #pragma omp for
-        for (long p = 0; p < panels(hidden); p++) panel(out, p, y, tokens, width, x, hidden, true);
+    for (long p = 0; p < panels(hidden); p++) panel(out, p, y, tokens, width, x, hidden, true);
 #pragma omp for
-        for (long t = 0; t < tokens; t++) rms_norm(x + t * hidden, layer.post_norm, layer.eps, hidden, h + t * hidden);
+    for (long t = 0; t < tokens; t++) rms_norm(x + t * hidden, layer.post_norm, layer.eps, hidden, h + t * hidden);
 #pragma omp for
-        for (long p = 0; p < panels(2 * inner); p++) panel(gate_up, p, h, tokens, hidden, wide, 2 * inner, false);
+    for (long p = 0; p < panels(2 * inner); p++) panel(gate_up, p, h, tokens, hidden, wide, 2 * inner, false);
+#pragma omp for
+    for (long t = 0; t < tokens; t++)
+        for (long i = 0; i < inner; i += LANES) {
+            vf gate{}, up{};
+            long size = (inner - i < LANES ? inner - i : LANES) * 4;
+            memcpy(&gate, wide + t * 2 * inner + i, size);
+            memcpy(&up, wide + t * 2 * inner + inner + i, size);
+            gate = gate / (1.0f + exponential(-gate)) * up;
+            memcpy(mixed + t * inner + i, &gate, size);
+        }
+#pragma omp for
+    for (long p = 0; p < panels(hidden); p++) panel(down, p, mixed, tokens, inner, x, hidden, true);
+    if (tap) {
 #pragma omp for
         for (long t = 0; t < tokens; t++)
-            for (long i = 0; i < inner; i += LANES) {
-                vf gate{}, up{};
-                long size = (inner - i < LANES ? inner - i : LANES) * 4;
-                memcpy(&gate, wide + t * 2 * inner + i, size);
-                memcpy(&up, wide + t * 2 * inner + inner + i, size);
-                gate = gate / (1.0f + exponential(-gate)) * up;
-                memcpy(mixed + t * inner + i, &gate, size);
-            }
-#pragma omp for
-        for (long p = 0; p < panels(hidden); p++) panel(down, p, mixed, tokens, inner, x, hidden, true);
+            for (long i = 0; i < hidden; i++) narrow(x[t * hidden + i], tap + t * stage.stride + i);
     }
 }
 
+// With a norm, of the tokens in `h`, where they are put normalised.
 template <class W>
-void product(const W *w, long n, long k, const float *x, long tokens, float *y, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long p = 0; p < panels(n); p++) panel(w, p, x, tokens, k, y, n, false);
+void product(const W *w, long n, long k, const float *x, long tokens, float *y, const float *norm, float eps, float *h,
+             int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        if (norm) {
+#pragma omp for
+            for (long t = 0; t < tokens; t++) rms_norm(x + t * k, norm, eps, k, h + t * k);
+        }
+#pragma omp for
+        for (long p = 0; p < panels(n); p++) panel(w, p, norm ? h : x, tokens, k, y, n, false);
+    }
 }
 
 }  // namespace
@@ -331,32 +357,42 @@ int64_t dflash_work(const Layer *layer, const Pass *pass) {
            (longest(*pass) + layer->dim) * LANES * pass->threads;
 }
 
-void dflash_layer(const Layer *layer, const Pass *pass, const Reach *reach, float *x, void *keys, void *values) {
-    if (layer->kind == 0) layer_pass(*layer, *pass, *reach, x, (float *)keys, (float *)values);
-    if (layer->kind == 1) layer_pass(*layer, *pass, *reach, x, (uint16_t *)keys, (uint16_t *)values);
+// Run layers one after another over x [tokens, hidden], in place.
+void dflash_layers(const Stage *stages, int64_t count, float *x) {
+#pragma omp parallel num_threads(stages->pass->threads)
+    for (const Stage *stage = stages; stage < stages + count; stage++) {
+        if (stage->layer->kind == 0) layer_pass<float>(*stage, x);
+        if (stage->layer->kind == 1) layer_pass<uint16_t>(*stage, x);
 #ifdef __FLT16_MAX__
-    if (layer->kind == 2) layer_pass(*layer, *pass, *reach, x, (half *)keys, (half *)values);
-#endif
-}
-
-// What `dflash_layer` does with queries, keys and values, for the heads of other tokens: `stride` floats a token.
-void dflash_place(const Layer *layer, const Pass *pass, float *heads, int64_t stride, void *keys, void *values) {
-    for (long t = 0; t < pass->rows * pass->slots; t++) {
-        float *from = heads + t * stride;
-        if (layer->kind == 0) place(*layer, *pass, t, from, (float *)keys, (float *)values);
-        if (layer->kind == 1) place(*layer, *pass, t, from, (uint16_t *)keys, (uint16_t *)values);
-#ifdef __FLT16_MAX__
-        if (layer->kind == 2) place(*layer, *pass, t, from, (half *)keys, (half *)values);
+        if (stage->layer->kind == 2) layer_pass<half>(*stage, x);
 #endif
     }
 }
 
-void dflash_product(const void *w, int32_t kind, int64_t n, int64_t k, const float *x, int64_t tokens, float *y,
-                    int32_t threads) {
-    if (kind == 0) product((const float *)w, n, k, x, tokens, y, threads);
-    if (kind == 1) product((const uint16_t *)w, n, k, x, tokens, y, threads);
+// What layers do with queries, keys and values, for the keys and values of other tokens: `stride` floats a token, those
+// of all layers side by side. There are no queries.
+void dflash_place(const Stage *stages, int64_t count, float *heads, int64_t stride) {
+    for (const Stage *stage = stages; stage < stages + count; stage++) {
+        const Layer &layer = *stage->layer;
+        const Pass &pass = *stage->pass;
+        for (long t = 0; t < pass.rows * pass.slots; t++) {
+            float *from = heads + t * stride;
+            if (layer.kind == 0) place(layer, pass, t, from, (float *)stage->keys, (float *)stage->values);
+            if (layer.kind == 1) place(layer, pass, t, from, (uint16_t *)stage->keys, (uint16_t *)stage->values);
 #ifdef __FLT16_MAX__
-    if (kind == 2) product((const half *)w, n, k, x, tokens, y, threads);
+            if (layer.kind == 2) place(layer, pass, t, from, (half *)stage->keys, (half *)stage->values);
+#endif
+        }
+        heads += 2 * layer.kv_heads * layer.dim;
+    }
+}
+
+void dflash_product(const void *w, int32_t kind, int64_t n, int64_t k, const float *x, int64_t tokens, float *y,
+                    const float *norm, float eps, float *h, int32_t threads) {
+    if (kind == 0) product((const float *)w, n, k, x, tokens, y, norm, eps, h, threads);
+    if (kind == 1) product((const uint16_t *)w, n, k, x, tokens, y, norm, eps, h, threads);
+#ifdef __FLT16_MAX__
+    if (kind == 2) product((const half *)w, n, k, x, tokens, y, norm, eps, h, threads);
 #endif
 }
 

@@ -18,7 +18,7 @@ import torch
 from dflash_fn import errors
 from dflash_fn.zoo import cache
 
-__all__ = ["KINDS", "Layer", "Pass", "Reach", "compiler", "library"]
+__all__ = ["KINDS", "Layer", "Pass", "Reach", "Stage", "compiler", "library"]
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
@@ -49,7 +49,7 @@ class Pass(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "slots", "capacity", "turned")),
-        *((name, ctypes.c_void_p) for name in ("starts", "cos", "sin", "work")),
+        *((name, ctypes.c_void_p) for name in ("starts", "positions", "cos", "sin", "work")),
         ("threads", ctypes.c_int32),
     )
 
@@ -58,6 +58,15 @@ class Reach(ctypes.Structure):
     """`Reach` of kernels.cpp: which keys queries see; window 0 is none."""
 
     _fields_ = (("causal", ctypes.c_int32), ("window", ctypes.c_int64))
+
+
+class Stage(ctypes.Structure):
+    """`Stage` of kernels.cpp: a layer of a pass."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("layer", "call", "reach", "keys", "values", "tap")),
+        ("stride", ctypes.c_int64),
+    )
 
 
 @functools.cache
@@ -77,10 +86,11 @@ def library() -> ctypes.CDLL:
     loaded.dflash_panel.restype = loaded.dflash_work.restype = number
     loaded.dflash_work.argtypes = [pointer, pointer]
     loaded.dflash_kinds.restype = ctypes.c_int32
-    loaded.dflash_layer.argtypes = [pointer] * 6
-    loaded.dflash_place.argtypes = [pointer, pointer, pointer, number, pointer, pointer]
-    loaded.dflash_place.restype = loaded.dflash_layer.restype = loaded.dflash_product.restype = None
-    loaded.dflash_product.argtypes = [pointer, ctypes.c_int32, number, number, pointer, number, pointer, ctypes.c_int32]
+    loaded.dflash_layers.argtypes = [pointer, number, pointer]
+    loaded.dflash_place.argtypes = [pointer, number, pointer, number]
+    loaded.dflash_place.restype = loaded.dflash_layers.restype = loaded.dflash_product.restype = None
+    matrix, norm = [pointer, ctypes.c_int32, number, number], [pointer, ctypes.c_float, pointer]
+    loaded.dflash_product.argtypes = [*matrix, pointer, number, pointer, *norm, ctypes.c_int32]
     return loaded
 
 

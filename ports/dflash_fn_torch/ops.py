@@ -21,11 +21,14 @@ __all__ = [
     "Projection",
     "gated_mlp",
     "has_bfloat16_units",
+    "normed_product",
+    "normed_project",
     "pack",
     "product",
     "project",
     "rms_norm",
     "rope_at",
+    "rope_tables_to",
     "rotate",
     "sigmoid",
     "silu",
@@ -74,6 +77,19 @@ def product(
     if x.device.type == "cpu" and x.dtype == torch.float32 and x.shape[0] > 1:
         return _turned(x, weight)
     return F.linear(x, weight)
+
+
+def normed_product(
+    x: Float[Tensor, "tokens inputs"],
+    norm: Float[Tensor, " inputs"],
+    eps: float,
+    weight: Float[Tensor, "outputs inputs"] | Panels,
+    groups: int = 1,
+) -> Float[Tensor, "tokens outputs"]:
+    """Return rms_norm(x) @ weight.T; our own kernels do it in one call, and round nothing in between."""
+    if isinstance(weight, Panels):
+        return panel_product(x, weight, norm, eps)
+    return product(rms_norm(x, norm, eps), weight, groups)
 
 
 def _turned(x: Float[Tensor, "tokens inputs"], weight: Float[Tensor, "outputs inputs"]) -> Tensor:
@@ -126,6 +142,21 @@ def project(
     y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     if projection.total is not None:
         y = projection.total(y)
+    return y if projection.bias is None else y + projection.bias
+
+
+def normed_project(
+    x: Float[Tensor, "tokens inputs"],
+    norm: Float[Tensor, " inputs"],
+    eps: float,
+    projection: Projection,
+    groups: int = 1,
+) -> Float[Tensor, "tokens outputs"]:
+    """Apply a norm and then a projection; in one call where `normed_product` does so."""
+    first, *rest = projection.weights
+    if rest or not isinstance(first, Panels):
+        return project(rms_norm(x, norm, eps), projection, groups)
+    y = panel_product(x, first, norm, eps)
     return y if projection.bias is None else y + projection.bias
 
 
@@ -184,12 +215,17 @@ def rope_at(
     rope: RopeSpec, starts: tuple[int, ...], slots: int, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of the positions from `starts[r]` on, [R, S, 1, dim] each, in the form that `rotate` takes."""
-    cos, sin = _rope_table(rope, 1 << max(10, (max(starts) + slots - 1).bit_length()), dtype, device)
+    cos, sin = rope_tables_to(rope, max(starts) + slots, dtype, device)
     if len(starts) == 1:
         (first,) = starts
         return cos[None, first : first + slots, None], sin[None, first : first + slots, None]
     rows = [slice(first, first + slots) for first in starts]
     return torch.stack([cos[row] for row in rows])[:, :, None], torch.stack([sin[row] for row in rows])[:, :, None]
+
+
+def rope_tables_to(rope: RopeSpec, end: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Return tables of cos and sin, [positions, dim] each, for all positions below `end` and more."""
+    return _rope_table(rope, 1 << max(10, (end - 1).bit_length()), dtype, device)
 
 
 @functools.lru_cache(maxsize=16)

@@ -35,14 +35,26 @@ def in_panels(weight: Float[Tensor, "outputs inputs"]) -> Panels:
     return Panels(padded.view(-1, lanes, inputs).transpose(1, 2).contiguous(), outputs)
 
 
-def panel_product(x: Float[Tensor, "tokens inputs"], weight: Panels) -> Float[Tensor, "tokens outputs"]:
+def panel_product(
+    x: Float[Tensor, "tokens inputs"],
+    weight: Panels,
+    norm: Float[Tensor, " inputs"] | None = None,
+    eps: float = 0.0,
+) -> Float[Tensor, "tokens outputs"]:
     """Return x @ weight.T, summed in float32, in x's dtype.
+
+    Args:
+        x: a token a row.
+        weight: the matrix.
+        norm: weight of an RMS norm that tokens go through first, in float32; None without one.
+        eps: of the norm.
 
     Guarantees:
         A token has the same bits in every slot, and beside any number of others (P01).
     """
     given = x.float().contiguous()
     made = torch.empty((len(x), weight.outputs), dtype=torch.float32)
+    scale, normed = (None, None) if norm is None else (norm.float().contiguous(), torch.empty_like(given))
     library().dflash_product(
         weight.data.data_ptr(),
         KINDS.index(weight.data.dtype),
@@ -51,6 +63,9 @@ def panel_product(x: Float[Tensor, "tokens inputs"], weight: Panels) -> Float[Te
         given.data_ptr(),
         len(x),
         made.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        eps,
+        None if normed is None else normed.data_ptr(),
         torch.get_num_threads(),
     )
     return made.to(x.dtype)

@@ -137,12 +137,16 @@ def append(cache: Cache, count: int) -> Family:
 def select(family: Family, counts: tuple[int, ...]) -> Cache:
     """Return the cache after the first `counts[r]` tokens of each row r."""
     sliding = kv.select(family.sliding, counts) if family.sliding else None
-    states = tuple(
-        tuple(gated_delta.replay(tape, count) for tape, count in zip(tapes, counts, strict=True))
-        for tapes in family.tapes
-    )
+    states = _replayed(family.tapes, counts) if family.tapes else ()
     start = family.start
     return Cache(start.kinds, kv.select(family.full, counts), Recent(sliding, states), start.marked)
+
+
+@torch.inference_mode()
+def _replayed(
+    tapes: list[tuple[gated_delta.Tape, ...]], counts: tuple[int, ...]
+) -> tuple[tuple[gated_delta.State, ...], ...]:
+    return tuple(tuple(map(gated_delta.replay, rows, counts)) for rows in tapes)
 
 
 def mark(cache: Cache) -> Cache:

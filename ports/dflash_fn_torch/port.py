@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import array_api_compat.torch as xp
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from dflash_fn.port import Port, PortInfo, TargetPass
 from dflash_fn.records import Model
 from dflash_fn.sources import Source
 from dflash_fn_torch import moves, parts
+from dflash_fn_torch import namespace as xp
 from dflash_fn_torch.attention import MAX_WIDTH
 from dflash_fn_torch.decoder import target_pass
 from dflash_fn_torch.draft import draft_context, draft_pass
@@ -67,7 +67,7 @@ class TorchPort:
 
     @property
     def xp(self) -> Any:
-        """Torch behind array-api-compat."""
+        """See `namespace`."""
         return xp
 
     def info(self) -> PortInfo:
@@ -197,7 +197,6 @@ class TorchPort:
         part = draft_pass(self.share.model(draft), target, cache, block, exact_rows=exact_rows)
         return self.share.logits(part, draft.spec.vocab_size)
 
-    @torch.inference_mode()
     def select(self, family: parts.Family, counts: tuple[int, ...]) -> parts.Cache:
         """New lengths over the same memory, and states by `gated_delta.replay`."""
         return parts.select(family, counts)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dflash_fn.config import DraftSpec
 from dflash_fn_torch.attention import Reach
-from dflash_fn_torch.draft import draft_reaches
+from dflash_fn_torch.draft import draft_sights
 from dflash_fn_torch.ops import rms_norm, rope_at, rotate
 
 __all__ = ["Parameters", "draft_hidden", "first_attention", "own_mask", "past_mask"]
@@ -79,7 +79,7 @@ def draft_hidden(
     context = rms_norm(F.linear(features, weights["fc.weight"]), weights["hidden_norm.weight"], spec.norm_eps)
     angles = _angles(spec, features, anchors, block.shape[2])
     x = block * spec.input_embedding_scale if spec.input_embedding_scale != 1.0 else block
-    reaches = draft_reaches(spec)
+    reaches = draft_sights(spec).reaches
     masks = {reach: _bias(reach, anchors, block.shape[2], features.shape[1]) for reach in set(reaches)}
     for layer, reach in enumerate(reaches):
         x = _layer(spec, weights, f"layers.{layer}", x, context, angles, masks[reach])
@@ -95,7 +95,7 @@ def first_attention(
 ) -> Float[Tensor, "texts blocks slots hidden"]:
     """Return what the first layer's attention adds to each slot; the arguments are those of `draft_hidden`."""
     context = rms_norm(F.linear(features, weights["fc.weight"]), weights["hidden_norm.weight"], spec.norm_eps)
-    bias = _bias(draft_reaches(spec)[0], anchors, block.shape[2], features.shape[1])
+    bias = _bias(draft_sights(spec).reaches[0], anchors, block.shape[2], features.shape[1])
     h = rms_norm(block, weights["layers.0.input_layernorm.weight"], spec.norm_eps)
     return _attention(
         spec, weights, "layers.0.self_attn", h, context, _angles(spec, features, anchors, block.shape[2]), bias
