@@ -5,7 +5,7 @@
     state = dflash_fn.decode(state, pair, max_new_tokens=64)
     print(pair.tokenizer.decode(state.tokens[0]))
 
-Reading order: `records` (the words), `opening` and `steps` (the
+Reading order: `records` (the words), `opening`, `steps` and `judging` (the
 algorithm), `loop` (the driver), `policies` (what is kept),
 `port` (what a backend must do), `load` (where models come from).
 """

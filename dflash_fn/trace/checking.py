@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.judging import certain, judge
 from dflash_fn.policies import Policy, match
 from dflash_fn.records import Array, Branches, DecodeState, Pair, Proposal, StopReason
 from dflash_fn.state_io import fingerprint_of
-from dflash_fn.steps import Room, certain, cut, judge, select, verify
+from dflash_fn.steps import Room, cut, select, verify
 from dflash_fn.streams import numbers
 from dflash_fn.trace.bounds import bounds_of
 from dflash_fn.trace.comparing import Place

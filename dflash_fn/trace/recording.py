@@ -13,12 +13,13 @@ import numpy as np
 
 from dflash_fn import errors, inputs
 from dflash_fn.checks import check_count
+from dflash_fn.judging import judged_by
 from dflash_fn.loop import rounds
 from dflash_fn.opinions import opinions
 from dflash_fn.policies import Policy, match
 from dflash_fn.records import Branches, DecodeState, Pair, Proposer, StepInfo
 from dflash_fn.state_io import fingerprint_of
-from dflash_fn.steps import judged_by, narrowed
+from dflash_fn.steps import narrowed
 from dflash_fn.trace.laws import laws_of, view_laws
 from dflash_fn.trace.looking import Look, heard_by, look, prefilled, view_start
 from dflash_fn.trace.records import RowStep, Trace

@@ -15,11 +15,12 @@ import pytest
 
 import dflash_fn
 from dflash_fn import errors
+from dflash_fn.judging import judge
 from dflash_fn.opening import extend, prefill
 from dflash_fn.policies import Policy
 from dflash_fn.port import Port
 from dflash_fn.records import Array, DecodeState, Pair, Verdict
-from dflash_fn.steps import judge, narrowed
+from dflash_fn.steps import narrowed
 from tests.helpers import proposers
 from tests.helpers.runs import differing, equal_probes, probe, run
 from tests.helpers.tiny import Checkpoints, DraftDesign, TargetDesign, draft_tensors, target_tensors, write_checkpoint
