@@ -261,6 +261,15 @@ def test_an_error_of_the_work_is_raised_and_ends_it():
     assert len(begun) < 50
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own handling of SIGINT, which a shell's background job is started without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_ctrl_c_ends_at_once_and_keeps_what_was_told(at_once):
     kept: list[int] = []

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from dflash_fn.cli.options import AUTO, Options
-from dflash_fn.cli.pairs import proposer_of
 
 if TYPE_CHECKING:
     from dflash_fn.records import DecodeState, Pace, Pair
@@ -32,5 +31,6 @@ def block_size(text: str) -> int | str:
 def pace_of(options: Options, state: DecodeState, pair: Pair, fixed: int) -> int | Pace:
     """Return the block size to decode with, or what chooses it; costs are measured now."""
     from dflash_fn import pacing
+    from dflash_fn.cli.pairs import proposer_of
 
     return pacing.auto(state, pair, proposer=proposer_of(options.load)) if options.block_size == AUTO else fixed
