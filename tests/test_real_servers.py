@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from dflash_fn import decode, load_pair, prefill, zoo
 from dflash_fn.bench.server import open_server
-from dflash_fn.bench.server_asking import ask_all
 from dflash_fn.bench.server_way import TOPS
 from dflash_fn.bench.ways import open_way
 from dflash_fn.cli.commands import app
@@ -61,7 +60,7 @@ def test_totals_are_those_of_counting_by_hand(server, folder, pair):
     _, url = server
     subject = open_server(url, model=str(folder), concurrency=2)
     questions: list[list[Message]] = [[{"role": "user", "content": text}] for text in PROMPTS]
-    replies = ask_all(subject, questions, 12)
+    replies = [subject.ask(question, 12) for question in questions]
     expected = [by_hand(pair, question, 12) for question in questions]
     assert [reply.error for reply in replies] == [None] * 3
     assert [reply.tokens for reply in replies] == [len(tokens) for tokens in expected]

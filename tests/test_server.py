@@ -12,10 +12,11 @@ from contextlib import ExitStack
 import pytest
 
 from dflash_fn import errors
+from dflash_fn.bench.asking import ask_all
+from dflash_fn.bench.questions import Question
 from dflash_fn.bench.replies import Reply, Subject
 from dflash_fn.bench.server import open_server
 from dflash_fn.bench.server_acceptance import steps_of, watching
-from dflash_fn.bench.server_asking import ask_all, spread
 from tests.helpers.servers import Misbehaving, misbehaving
 
 pytest.importorskip("openai")
@@ -100,8 +101,9 @@ FAILURES = {
 def test_each_failure_costs_its_own_request_alone(server):
     subject = open_server(server.url, concurrency=4, timeout=0.3)
     asked = [text for failure in FAILURES for text in (failure, "good")]
-    replies = ask_all(subject, [question(text) for text in asked], 16)
-    for text, reply in zip(asked, replies, strict=True):
+    records = list(ask_all([subject], [Question(text, (text,)) for text in asked], max_new_tokens=16))
+    assert sorted(record.question for record in records) == sorted(asked)
+    for text, reply in ((record.question, record.reply) for record in records):
         if text == "good":
             assert (reply.text, reply.tokens, reply.error) == ("one two", 5, None)
             continue
@@ -120,11 +122,11 @@ def test_a_server_that_dies_mid_run_leaves_what_it_had_answered():
     state = alive.enter_context(misbehaving())
     subject = open_server(state.url)
 
-    def told(index: int, reply: Reply) -> None:
-        if index == 1:
+    replies: list[Reply] = []
+    for record in ask_all([subject], [Question(str(index), ("good",)) for index in range(4)], max_new_tokens=16):
+        replies.append(record.reply)
+        if len(replies) == 2:
             alive.close()
-
-    replies = ask_all(subject, [question("good")] * 4, 16, told=told)
     assert [reply.tokens for reply in replies] == [5, 5, 0, 0]
     assert [reply.error is None for reply in replies] == [True, True, False, False]
     assert all("no connection" in (reply.error or "") for reply in replies[2:])
@@ -225,40 +227,11 @@ def test_mean_of_sglang(server):
 
 def test_as_many_at_once_as_told(server):
     subject = open_server(server.url, concurrency=3)
-    told: list[int] = []
-    replies = ask_all(subject, [question("slow")] * 9, 16, told=lambda index, reply: told.append(index))
-    assert [reply.tokens for reply in replies] == [5] * 9
-    assert sorted(told) == list(range(9))
+    questions = [Question(str(index), ("slow",)) for index in range(9)]
+    records = list(ask_all([subject], questions, max_new_tokens=16))
+    assert [record.reply.tokens for record in records] == [5] * 9
+    assert sorted(record.question for record in records) == [str(index) for index in range(9)]
     assert server.most == 3
-
-
-def test_results_keep_the_order_of_the_items():
-    pauses = [0.03, 0.0, 0.02, 0.01]
-
-    def wait(index: int) -> int:
-        time.sleep(pauses[index])
-        return index * index
-
-    assert spread(wait, range(4), 4) == [0, 1, 4, 9]
-    assert spread(wait, range(4), 1) == [0, 1, 4, 9]
-    assert spread(wait, [], 4) == []
-    with pytest.raises(errors.InputError, match="at_once: got 0"):
-        spread(wait, [1], 0)
-
-
-def test_an_error_of_the_work_is_raised_and_ends_it():
-    begun: list[int] = []
-
-    def work(index: int) -> int:
-        begun.append(index)
-        if index == 1:
-            raise ZeroDivisionError("one")
-        time.sleep(0.02)
-        return index
-
-    with pytest.raises(ZeroDivisionError, match="one"):
-        spread(work, range(50), 2)
-    assert len(begun) < 50
 
 
 @pytest.fixture
@@ -272,21 +245,20 @@ def ctrl_c():
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("at_once", [1, 3])
 def test_ctrl_c_ends_at_once_and_keeps_what_was_told(at_once):
-    kept: list[int] = []
+    kept: list[str] = []
 
     def work(index: int) -> Reply:
         if index >= 3:
             threading.Event().wait(30 if at_once > 1 else 0.2)
         return Reply(str(index), 1, 0.0)
 
-    def told(index: int, reply: Reply) -> None:
-        kept.append(index)
-        if len(kept) == 3:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-
     subject = Subject("slow", lambda messages, budget: work(int(messages[0]["content"])), at_once)
+    questions = [Question(str(index), (str(index),)) for index in range(8)]
     begun = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt):
-        ask_all(subject, [question(str(index)) for index in range(8)], 1, told=told)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (which record it falls on is the point)
+        for record in ask_all([subject], questions, max_new_tokens=1):
+            kept.append(record.question)
+            if len(kept) == 3:
+                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     assert time.perf_counter() - begun < 5
-    assert sorted(kept)[:3] == [0, 1, 2]
+    assert sorted(kept)[:3] == ["0", "1", "2"]

@@ -17,7 +17,7 @@ from dflash_fn.bench.questions import Question, read_questions, shortened
 from dflash_fn.bench.replies import Reply, Subject
 from dflash_fn.bench.reply_files import ReplyFolder
 from dflash_fn.bench.subjects import Manner, open_subject, open_subjects
-from dflash_fn.bench.tables import as_markdown
+from dflash_fn.bench.tables import as_markdown, failures
 
 __all__ = [
     "Contender",
@@ -31,6 +31,7 @@ __all__ = [
     "as_markdown",
     "ask_all",
     "contenders",
+    "failures",
     "figures_of",
     "open_subject",
     "open_subjects",
