@@ -190,6 +190,22 @@ def test_a_compiler_that_fails_is_an_error_with_what_it_said(monkeypatch: pytest
     assert list((tmp_path / "cache" / "kernels").iterdir()) == []
 
 
+def test_a_compiler_that_writes_nothing_is_told_as_that(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setenv("DFLASH_FN_CACHE", str(tmp_path))
+    with pytest.raises(errors.BackendMissing, match=r"wrote no library; name a C\+\+ compiler with OpenMP in CXX"):
+        native.library.__wrapped__()
+
+
+def test_a_damaged_library_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DFLASH_FN_CACHE", str(tmp_path))
+    place = tmp_path / "kernels" / f"{native._digest(native.compiler())}.so"
+    place.parent.mkdir()
+    place.write_text("junk", encoding="utf-8")
+    assert native.library.__wrapped__().dflash_panel() == native.library().dflash_panel()
+    assert place.stat().st_size > 1000
+
+
 def test_a_cache_folder_that_cannot_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file", encoding="utf-8")
     monkeypatch.setenv("DFLASH_FN_CACHE", str(tmp_path / "cache"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from dflash_fn.cli import signals, streams
+from dflash_fn.cli import signals, streams, waiting
 
 __all__ = ["run"]
 
@@ -14,6 +15,7 @@ def run() -> None:
     signals.end_at_once()
     from dflash_fn.cli import exits  # the rest is imported only now, when Ctrl-C is provided for
 
+    waiting.wait_kindly(os.environ, waiting.load())
     try:
         streams.guard()
         from dflash_fn.cli.commands import app

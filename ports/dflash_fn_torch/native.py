@@ -79,9 +79,15 @@ def library() -> ctypes.CDLL:
     """
     command = compiler()
     place = cache.root() / "kernels" / f"{_digest(command)}.so"
-    if not place.is_file():
+    loaded = _opened(place) if place.is_file() else None
+    if loaded is None:  # none yet, or a file that was damaged since
         _compile(command, place)
-    loaded = ctypes.CDLL(str(place))
+        loaded = _opened(place)
+    if loaded is None:
+        raise errors.BackendMissing(
+            f"compile: {shlex.join(command)} made a library that cannot be loaded or lacks the kernels ({place}); name "
+            "another compiler in CXX, or do without compile"
+        )
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.dflash_panel.restype = loaded.dflash_work.restype = number
     loaded.dflash_work.argtypes = [pointer, pointer]
@@ -92,6 +98,14 @@ def library() -> ctypes.CDLL:
     matrix, norm = [pointer, ctypes.c_int32, number, number], [pointer, ctypes.c_float, pointer]
     loaded.dflash_product.argtypes = [*matrix, pointer, number, pointer, *norm, ctypes.c_int32]
     return loaded
+
+
+def _opened(place: Path) -> ctypes.CDLL | None:
+    try:
+        loaded = ctypes.CDLL(str(place))
+    except OSError:
+        return None
+    return loaded if hasattr(loaded, "dflash_layers") else None
 
 
 def compiler() -> tuple[str, ...]:
@@ -123,6 +137,11 @@ def _compile(command: tuple[str, ...], place: Path) -> None:
                 raise errors.BackendMissing(
                     f"compile: {shlex.join(call)} failed; it needs a C++ compiler with OpenMP: name one in CXX, or do "
                     f"without compile\n{done.stderr.strip()}"
+                )
+            if not made.is_file():
+                raise errors.BackendMissing(
+                    f"compile: {shlex.join(call)} wrote no library; name a C++ compiler with OpenMP in CXX, or do "
+                    "without compile"
                 )
             made.replace(place)
     except OSError as error:
