@@ -132,10 +132,32 @@ def test_thinking_is_the_templates_switch(places: Places) -> None:
     assert pair.tokenizer.decode(chat_prompt(pair.tokenizer, message, thinking=False)) == "<user>a<bot>="
     assert pair.tokenizer.decode(chat_prompt(pair.tokenizer, message, thinking=True)) == "<user>a<bot>"
     pair.tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    reply = ask(open_subject(pair, Contender("plain"), Manner(thinking=True)), "a")
-    assert reply.error == (
+    with pytest.raises(errors.InputError) as caught:
+        open_subject(pair, Contender("plain"), Manner(thinking=True))
+    assert str(caught.value) == (
         "thinking: the chat template has no switch enable_thinking; leave --thinking and --no-thinking out"
     )
+
+
+def test_thinking_of_a_tokenizer_without_a_template_is_refused_once() -> None:
+    done = invoke("gsm8k", "--limit", "1", "--no-thinking", "--ways", "plain")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        "error: thinking: is a switch of chat templates, and the tokenizer has none; leave --thinking and "
+        "--no-thinking out\n"
+    )
+
+
+def test_blocks_are_those_of_the_word_too(places: Places) -> None:
+    pair = places.load()
+    assert [one.name for one in contenders(pair, blocks=[2, "auto"], word="ngram")] == [
+        "generate", "plain", "ngram:2", "ngram:auto",
+    ]  # fmt: skip
+    assert [one.name for one in contenders(pair, [("ngram", None), ("draft", None)], [2])] == ["ngram:4", "draft:2"]
+    without = dflash_fn.load_pair(places.target)
+    assert [one.name for one in contenders(without, [("ngram", None)], [4], word="ngram")] == ["ngram:4"]
+    with pytest.raises(errors.InputError, match="--blocks 4: is for draft without a block of its own, and no such"):
+        contenders(without, blocks=[4])
 
 
 def test_what_an_engine_raises_costs_its_question(places: Places) -> None:
@@ -388,6 +410,19 @@ def test_a_server_is_asked_several_questions_at_once(server: dict, tmp_path: Pat
         (["gsm8k", "--raw", "--no-thinking"], "--raw and --thinking exclude each other"),
         (["gsm8k", "--ways", "fast"], "--ways: got 'fast', expected some of: generate, mlx-lm"),
         (["gsm8k", "--blocks", "all"], "--blocks: got a block of 'all', expected a number of at least 2, or auto"),
+        (
+            ["gsm8k", "--blocks", "auto", "--ways", "plain"],
+            "and no such way is measured; leave --blocks out, or write a block with its way, as in --ways plain,ngram:",
+        ),
+        (["gsm8k", "--blocks", "4", "--ways", "plain,draft:8"], "--blocks 4: is for draft without a block of its own"),
+        (
+            ["gsm8k", "--draft", "ngram", "--blocks", "4", "--ways", "plain"],
+            "--blocks 4: is for draft and ngram without a block of its own",
+        ),
+        (
+            ["gsm8k", "--head", "5"],
+            "--head 5: cuts a text to go on from, and no question is one; give --raw --data FILE, or leave it out",
+        ),
         (["gsm8k", "--url", "http://x"], "--url is for --backend openai"),
         (["gsm8k", "--concurrency", "2"], "--concurrency is for --backend openai"),
         (["gsm8k", "--backend", "openai"], "--backend openai asks a server; give its address by --url"),

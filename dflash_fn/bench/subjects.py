@@ -24,6 +24,10 @@ from dflash_fn.text import Message
 __all__ = ["Manner", "open_subject", "open_subjects"]
 
 
+PROBE: list[Message] = [{"role": "user", "content": "a"}]
+"""What a chat template is tried with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How all ways are to ask and to stop.
@@ -46,7 +50,7 @@ def open_subjects(pair: Pair, ways: Iterable[Contender], manner: Manner | None =
     """Load what the ways need beside the pair.
 
     Raises:
-        InputError: the pair has no tokenizer.
+        InputError: the pair has no tokenizer, or thinking is asked of one that has no switch for it.
         BackendMissing: `upstream` is asked for, and the package `dflash` is not installed.
     """
     return [open_subject(pair, one, manner) for one in ways]
@@ -57,6 +61,8 @@ def open_subject(pair: Pair, way: Contender, manner: Manner | None = None) -> Su
     manner = manner or Manner()
     if pair.tokenizer is None:
         raise errors.InputError(f"pair {pair.name}: has no tokenizer, which questions need; give one to load_pair")
+    if manner.thinking is not None:  # would fail for every question alike
+        conversation_ids(pair.tokenizer, PROBE, raw=manner.raw, thinking=manner.thinking)
     stop = () if manner.ignore_eos else tuple(pair.target.spec.eos_token_ids)
     makers: dict[str, Callable[[], Decode]] = {
         "generate": lambda: generate(pair, stop),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dflash_fn.cli import bench_report, exits, terminal
-from dflash_fn.cli.bench_options import BenchOptions, check_bench, options_of
+from dflash_fn.cli.bench_options import BenchOptions, check_bench, check_head, options_of
 from dflash_fn.cli.bench_subjects import Opened, open_all
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def bench(wanted: BenchOptions) -> None:
     questions = read_questions(
         wanted.names, wanted.data, source=wanted.source, limit=wanted.limit, shuffle=wanted.shuffle, raw=wanted.raw
     )
+    check_head(wanted, questions)
     with joined(World.of(), wanted.load.device) as world:
         folder = _folder(wanted, questions, world)
         if world.rank:

@@ -295,11 +295,14 @@ def bench(
         typer.Option(metavar="A,B,...", help="generate, mlx-lm, upstream, plain, ngram, draft, both; also draft:8."),
     ] = None,
     blocks: Annotated[
-        str | None, typer.Option(metavar="B,B,...", help="Block sizes of draft. [default: the draft's own]")
+        str | None,
+        typer.Option(metavar="B,B,...", help="Block sizes of draft (or ngram, both). [default: the draft's]"),
     ] = None,
     max_new_tokens: Budget = 128,
     raw: Raw = False,
-    head: Annotated[int, typer.Option(metavar="N", help="Tokens of a text of --data to go on from.")] = 64,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a text of --data to go on from. [default: 64]")
+    ] = None,
     thinking: Annotated[
         bool | None,
         typer.Option("--thinking/--no-thinking", help="The chat template's switch. [default: the template's]"),
