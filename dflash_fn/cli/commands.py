@@ -319,7 +319,7 @@ def bench(
         int | None, typer.Option(metavar="N", help="Questions that a server is asked at once. [default: 1]")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds without a byte after which a server has stalled.")
+        float | None, typer.Option(metavar="S", help="Seconds without data after which a server has stalled.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Keep replies, a table and pictures in a folder.")
