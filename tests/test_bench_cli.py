@@ -86,6 +86,10 @@ def test_every_way_of_a_port_says_the_same_and_counts_as_the_loop_does(places: P
     found, counted = replies["draft:4"], summarize(infos)
     assert (found.tokens, len(found.emitted)) == (counted.num_tokens, counted.steps)
     assert tuple(count - 1 for count in found.emitted) == counted.num_accepted
+    paced = replies["draft:auto"]
+    assert len(paced.blocks) == len(paced.emitted)
+    assert all(count <= block <= 4 for count, block in zip(paced.emitted, paced.blocks, strict=True))
+    assert found.blocks == ()
     assert replies["plain"].emitted == (1,) * (found.tokens - 1)
     assert replies[engine].emitted == ()
     for name in ("plain", "ngram:4", "draft:4"):

@@ -75,7 +75,7 @@ def _slots(figures: Sequence[Figures], line: str) -> Any:
         axes.errorbar([slot for slot, _ in known], [value.value for _, value in known],
                       yerr=[value.half or 0.0 for _, value in known], marker=MARKERS[index % len(MARKERS)], capsize=2,
                       label=one.name)  # fmt: skip
-    axes.set(xlabel="slot after the anchor", ylabel="share of steps that accepted it", ylim=(-0.02, 1.02))
+    axes.set(xlabel="slot after the anchor", ylabel="accepted it, of the steps that drafted it", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

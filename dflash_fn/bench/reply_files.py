@@ -147,7 +147,8 @@ def _record_of(line: str, where: str) -> Record:
     try:
         told = json.loads(line)
         given = {name: told[name] for name in REPLY_FIELDS if name in told}
-        given["emitted"] = tuple(given.get("emitted", ()))
+        for name in ("emitted", "blocks"):  # runs of older versions have no blocks
+            given[name] = tuple(given.get(name, ()))
         return Record(told["question"], told["turn"], told["way"], Reply(**given), told["begun"], told["memory"])
     except (ValueError, TypeError, KeyError) as error:
         raise errors.InputError(f"{where}: is no reply ({error!r}); mend or remove the line") from None

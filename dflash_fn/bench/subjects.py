@@ -84,7 +84,7 @@ def _asked(tokenizer: Any, decode: Decode, manner: Manner) -> Callable[[Sequence
             text = tokenizer.decode(list(made.tokens), skip_special_tokens=True)
         except Exception as error:  # whatever an engine raises costs this question alone, and is reported
             return Reply("", 0, time.perf_counter() - begun, error=_told(error))
-        return Reply(text, len(made.tokens), seconds, made.first, made.emitted, made.parts)
+        return Reply(text, len(made.tokens), seconds, made.first, made.emitted, made.parts, blocks=made.blocks)
 
     return ask
 
@@ -119,7 +119,7 @@ def _decoded(
     proposer: Proposer | None, clock: Clock | None,
 ) -> Decoded:  # fmt: skip
     tokens: list[int] = []
-    emitted: list[int] = []
+    steps: list[tuple[int, int]] = []
     first = None
     begun = time.perf_counter()
     state = prefill(pair, ids, width=sizes[1])
@@ -128,10 +128,12 @@ def _decoded(
     ):
         tokens += info.emitted[0]
         if first is not None:
-            emitted.append(len(info.emitted[0]))
+            steps.append((len(info.emitted[0]), info.block_size))
             continue
         first = time.perf_counter() - begun
         if clock is not None:
             clock.clear()
     seconds = time.perf_counter() - begun - (first or 0.0)
-    return Decoded(tokens, first, tuple(emitted), clock.parts(seconds) if clock and emitted else {})
+    parts = clock.parts(seconds) if clock and steps else {}
+    emitted, blocks = tuple(count for count, _ in steps), tuple(block for _, block in steps)
+    return Decoded(tokens, first, emitted, parts, blocks if isinstance(sizes[0], Adaptive) else ())
