@@ -186,6 +186,25 @@ def test_ways_that_a_pair_cannot_have(places: Places, port, ways, message) -> No
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "field 'prompt': is empty; expected text"),
+        (["what?", ""], "field 'prompt': is empty; expected text"),
+        (
+            "a \ud800",
+            "field 'prompt': is no UTF-8 text (half a character, '\\ud800', at offset 2); expected a whole one",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_asked_is_refused_before_anything_is(tmp_path: Path, value, message) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("fine", value)))
+    done = invoke("--data", str(file))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {file}, row 1 (line 2): {message}\n"
+
+
 def test_ways_of_a_pair_without_a_draft(places: Places) -> None:
     pair = dflash_fn.load_pair(places.target)
     assert [one.name for one in contenders(pair)] == ["generate", "plain", "ngram:8"]

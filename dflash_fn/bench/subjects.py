@@ -136,4 +136,6 @@ def _decoded(
     seconds = time.perf_counter() - begun - (first or 0.0)
     parts = clock.parts(seconds) if clock and steps else {}
     emitted, blocks = tuple(count for count, _ in steps), tuple(block for _, block in steps)
-    return Decoded(tokens, first, emitted, parts, blocks if isinstance(sizes[0], Adaptive) else ())
+    return Decoded(
+        tokens, first, emitted, parts, blocks if isinstance(sizes[0], Adaptive) or len(set(blocks)) > 1 else ()
+    )
