@@ -46,6 +46,27 @@ def invoke(*args, stdin=None):
     return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("generate", PROMPT), ", or share the model by --tensor-parallel N"),
+        (("compare", "ours", "transformers", PROMPT), ""),
+    ],
+)
+def test_of_several_processes_the_first_refuses_what_all_would_print(monkeypatch, arguments, instead):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    done = invoke(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {arguments[0]}: got 2 processes (WORLD_SIZE), which would all do and print the same; start it without "
+        f"torchrun{instead}\n"
+    )
+    monkeypatch.setenv("RANK", "1")
+    done = invoke(*arguments)
+    assert (done.exit_code, done.output) == (2, "")
+
+
 def invoke_json(*args, stdin=None):
     result = invoke(*args, "--json", stdin=stdin)
     assert result.stdout.endswith("}\n")

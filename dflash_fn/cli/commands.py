@@ -11,7 +11,7 @@ from dflash_fn.cli import exits
 from dflash_fn.cli.block_size import block_size as read_block_size
 from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
 from dflash_fn.cli.policy import PolicyOptions
-from dflash_fn.cli.processes import first_speaks
+from dflash_fn.cli.processes import check_alone, first_speaks
 
 __all__ = ["app"]
 
@@ -162,6 +162,8 @@ def generate(
     else:
         from dflash_fn.cli.generate import generate as command
     with exits.handled(), first_speaks(tensor_parallel):
+        if tensor_parallel is None:
+            check_alone("generate", ", or share the model by --tensor-parallel N")
         command(options)
 
 
@@ -223,6 +225,7 @@ def compare(
     from dflash_fn.cli.compare import compare as command
 
     with exits.handled():
+        check_alone("compare")
         command(
             (first, second),
             load=PairOptions(pair, target, draft),
