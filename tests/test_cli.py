@@ -21,6 +21,7 @@ from dflash_fn.cli import answer, chat, check, exits, machine, pairs, prove, ren
 from dflash_fn.cli import generate as generate_module
 from dflash_fn.cli import ports as ports_module
 from dflash_fn.cli.commands import app
+from dflash_fn.pacing import Adaptive
 from dflash_fn.text import chat_prompt
 from tests.helpers.hearing import HEARING
 
@@ -855,6 +856,14 @@ def test_a_chosen_block_size_leaves_the_text(pair):
     assert len(value["block_sizes"]) == value["steps"]
     assert set(value["block_sizes"]) <= {1, 2, 4, 8}
     assert value["check"]["logits_identical"]
+
+
+def test_a_chosen_block_size_is_told_though_it_never_changed(monkeypatch):
+    monkeypatch.setattr("dflash_fn.pacing.auto", lambda *args, **options: Adaptive({4: 1.0}))
+    result = invoke("generate", PROMPT, *FEW, "--block-size", "auto")
+    steps = result.stderr.split(" steps")[0].rsplit(" ", 1)[-1]
+    assert f"\nblocks: {steps} steps of 4\n" in result.stderr
+    assert "blocks:" not in invoke("generate", PROMPT, *FEW, "--block-size", "4").stderr
 
 
 def test_a_block_size_that_is_none_and_one_that_its_policy_does_not_allow():
