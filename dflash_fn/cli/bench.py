@@ -149,5 +149,9 @@ def _in_order(records: Sequence[Record], opened: Opened, questions: Sequence[Que
 
 
 def _say_interrupted(folder: ReplyFolder | None, asked: Asked) -> None:
-    kept = f"; {len(asked.records)} replies are in {folder.folder}, --resume goes on from them" if folder else ""
+    kept = (
+        f"; {len(asked.records)} replies are in {folder.folder}, --resume goes on from them"
+        if folder and asked.records
+        else ""
+    )
     typer.echo(f"interrupted{kept}", err=True)
