@@ -335,6 +335,30 @@ def test_ctrl_c_of_a_real_process(places: Places, tmp_path: Path) -> None:
     assert complaint.endswith("--resume goes on from them\n")
 
 
+@pytest.mark.slow
+def test_ctrl_c_of_two_processes_keeps_replies_without_a_traceback_of_ours(places: Places, tmp_path: Path) -> None:
+    """The one traceback is that of torchrun, which raises SignalException on every Ctrl-C."""
+    out = tmp_path / "run"
+    flags = ("humaneval", *places.flags, "--ways", "plain,draft", "--limit", "40", "--out", str(out))
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dflash_fn", "bench")
+    process = program(*run, *flags, "--ignore-eos", GLOO_SOCKET_IFNAME="lo")
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if sum(path.read_text().count("\n") for path in out.glob("replies.*.jsonl")) > 4:
+            process.send_signal(signal.SIGINT)
+            break
+        time.sleep(0.05)
+    _, complaint = process.communicate(timeout=120)
+    assert complaint.count("Traceback (most recent call last)") <= 1
+    assert "dflash_fn/" not in complaint
+    kept = sum(path.read_text().count("\n") for path in out.glob("replies.*.jsonl"))
+    told = [int(line.split()[1]) for line in complaint.splitlines() if line.startswith("interrupted; ")]
+    assert sum(told) == kept > 4
+    done = invoke(*flags, "--ignore-eos", "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["replies"] == 80
+
+
 def test_two_processes_come_to_what_one_does(places: Places, tmp_path: Path) -> None:
     """Started by torchrun, talking by gloo; the questions are an odd number, and one conversation has two turns."""
     flags = ("gsm8k", "mt-bench", *FEW, "--data", "humaneval:7", *places.flags, "--ways", "plain,draft", "--json")

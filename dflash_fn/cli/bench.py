@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dflash_fn.cli import bench_report, exits, terminal
+from dflash_fn.cli import bench_report, exits, signals, terminal
 from dflash_fn.cli.bench_options import BenchOptions, check_bench, check_head, options_of
 from dflash_fn.cli.bench_subjects import Opened, open_all
 
@@ -121,6 +121,7 @@ def _finish(
 ) -> None:
     """Put together what all processes have, and report it once."""
     if asked.interrupted and not world.alone:
+        signals.ignore()  # torchrun sends another one to each, though the terminal has
         _say_interrupted(folder, asked)
         raise typer.Exit(exits.INTERRUPTED)
     everybody = world.gather((asked.records, asked.told))
