@@ -32,6 +32,9 @@ __all__ = ["SERVERS", "ServeCommand", "any_tokenizer", "serve_command", "shell_l
 SERVERS = ("vllm", "sglang")
 """Servers whose commands are known."""
 
+MOST_PORTS = 65535
+"""TCP has no port above."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServeCommand:
@@ -83,7 +86,7 @@ def serve_command(
         port: the same.
 
     Raises:
-        InputError: no such server, block size or dtype, or a target without a tokenizer.
+        InputError: no such server, block size, dtype or port, or a target without a tokenizer.
         DownloadError: a hub id that is neither cached nor reachable.
         ConfigError, UnsupportedModel: a config.json that lacks a key, that nothing here runs, or that servers cannot.
         PairMismatch: the two do not fit each other, or a tokenizer does not fit them.
@@ -97,6 +100,8 @@ def serve_command(
     """
     if server not in SERVERS:
         raise errors.InputError(f"server: got {server!r}, expected one of: {', '.join(SERVERS)}")
+    if port is not None and not 1 <= port <= MOST_PORTS:
+        raise errors.InputError(f"port: got {port}, expected 1 to {MOST_PORTS}")
     places = resolve(target, role="target", weights=False), resolve(draft, role="draft", weights=False)
     spec, draft_spec = _fitting(*places)
     size = _block_size(draft_spec, block_size)

@@ -217,6 +217,41 @@ def test_totals_are_those_of_a_count_by_hand() -> None:
     assert failures(records) == ["c, draft:4: it broke", "b, generate: it broke"]
 
 
+def test_pictures_draw_intervals_where_there_are_some() -> None:
+    pytest.importorskip("matplotlib")
+    from dflash_fn.bench import plots
+
+    few = figures_of([record("a", "x", Reply("", 5, 2.0, 1.0, (2, 1)))], ["x"])
+    (axes,) = plots._speed(few, "a line").axes
+    assert axes.get_xlabel() == "tokens/s after the first token"
+    assert not axes.collections
+    assert not axes.lines  # the caps of intervals
+    (axes,) = plots._slots(few, "a line").axes
+    assert not axes.collections
+    many = [record(str(n), "x", Reply("", 5 + n, 2.0, 1.0, (2, 1))) for n in range(5)]
+    (axes,) = plots._speed(figures_of(many, ["x"]), "a line").axes
+    assert axes.get_xlabel() == "tokens/s after the first token; bars: intervals of 95 %"
+    assert len(axes.collections) == 1
+    (axes,) = plots._speed([*few, *figures_of(many, ["x"])], "a line").axes
+    drawn = [
+        segment for segment in axes.collections[0].get_segments() if len(segment) and segment.sum() == segment.sum()
+    ]
+    assert len(drawn) == 1
+
+
+def test_a_slot_that_a_step_did_not_draft_is_no_rejection() -> None:
+    """Counted by hand: blocks of 4, 2 and 8 drafted 3, 1 and 7 tokens, and a step of block 1 none."""
+    paced = record("a", "draft:auto", Reply("", 12, 2.0, 1.0, (4, 2, 5, 1), blocks=(4, 2, 8, 1)))
+    other = record("b", "draft:auto", Reply("", 3, 2.0, 1.0, (2,), blocks=(4,)))
+    (found,) = figures_of([paced, other], ["draft:auto"], blocks={"draft:auto": 8})
+    shares = [share and share.value for share in found.by_slot]
+    assert shares == [4 / 4, 2 / 3, 2 / 3, 1 / 1, 0.0, 0.0, 0.0]
+    small = replace(paced, reply=replace(paced.reply, emitted=(2, 2), blocks=(4, 2)))
+    (found,) = figures_of([small], ["draft:auto"], blocks={"draft:auto": 8})
+    assert [share and share.value for share in found.by_slot] == [1.0, 0.0, 0.0, None, None, None, None]
+    assert grids([found])[-1].rows == (("draft:auto", "100", "0", "0"),)
+
+
 def test_throughput_counts_time_in_which_something_was_under_way() -> None:
     spans = [(100.0, 4.0), (101.0, 1.0), (103.0, 2.0), (500.0, 5.0)]
     records = [record(str(i), "x", Reply("", 10, took, 0.5), begun=at) for i, (at, took) in enumerate(spans)]
@@ -396,11 +431,30 @@ def test_a_folder_goes_on_where_it_was_cut(tmp_path) -> None:
     assert list(ReplyFolder(tmp_path / "run").read().values()) == records[::-1]
 
 
+def test_replies_of_older_runs_have_no_blocks_and_still_read(tmp_path) -> None:
+    folder = ReplyFolder(tmp_path)
+    made = [
+        record("a", "draft:auto", Reply("", 5, 2.0, 1.0, (4,), blocks=(4,))),
+        record("a", "plain", Reply("", 1, 1.0)),
+    ]
+    folder.finish(made)
+    assert list(ReplyFolder(tmp_path).read().values()) == made
+    lines = [json.loads(line) for line in folder.path.read_text().splitlines()]
+    for line in lines:
+        del line["blocks"]
+    folder.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    old = list(ReplyFolder(tmp_path).read().values())
+    assert old == [replace(one, reply=replace(one.reply, blocks=())) for one in made]
+
+
 def test_folders_that_cannot_be_gone_on_with(tmp_path) -> None:
     folder = ReplyFolder(tmp_path / "run")
     with pytest.raises(errors.InputError, match=r"--resume: there is no run to go on with in .*run"):
         folder.begin({"budget": 4}, resume=True)
-    folder.begin({"budget": 4}, resume=False)
+    folder.begin({"budget": 3}, resume=False)
+    folder.begin({"budget": 4}, resume=False)  # a run that ended before its first reply is none
+    folder.add(record("a", "plain", Reply("", 1, 1.0)))
+    folder.close()
     with pytest.raises(
         errors.InputError, match=r"--out .*run: holds a run already; go on with it by --resume, or name"
     ):

@@ -86,6 +86,10 @@ def test_every_way_of_a_port_says_the_same_and_counts_as_the_loop_does(places: P
     found, counted = replies["draft:4"], summarize(infos)
     assert (found.tokens, len(found.emitted)) == (counted.num_tokens, counted.steps)
     assert tuple(count - 1 for count in found.emitted) == counted.num_accepted
+    paced = replies["draft:auto"]
+    assert len(paced.blocks) == len(paced.emitted)
+    assert all(count <= block <= 4 for count, block in zip(paced.emitted, paced.blocks, strict=True))
+    assert found.blocks == ()
     assert replies["plain"].emitted == (1,) * (found.tokens - 1)
     assert replies[engine].emitted == ()
     for name in ("plain", "ngram:4", "draft:4"):
@@ -132,10 +136,32 @@ def test_thinking_is_the_templates_switch(places: Places) -> None:
     assert pair.tokenizer.decode(chat_prompt(pair.tokenizer, message, thinking=False)) == "<user>a<bot>="
     assert pair.tokenizer.decode(chat_prompt(pair.tokenizer, message, thinking=True)) == "<user>a<bot>"
     pair.tokenizer.chat_template = "{{ messages[0]['content'] }}"
-    reply = ask(open_subject(pair, Contender("plain"), Manner(thinking=True)), "a")
-    assert reply.error == (
+    with pytest.raises(errors.InputError) as caught:
+        open_subject(pair, Contender("plain"), Manner(thinking=True))
+    assert str(caught.value) == (
         "thinking: the chat template has no switch enable_thinking; leave --thinking and --no-thinking out"
     )
+
+
+def test_thinking_of_a_tokenizer_without_a_template_is_refused_once() -> None:
+    done = invoke("gsm8k", "--limit", "1", "--no-thinking", "--ways", "plain")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.endswith(
+        "error: thinking: is a switch of chat templates, and the tokenizer has none; leave --thinking and "
+        "--no-thinking out\n"
+    )
+
+
+def test_blocks_are_those_of_the_word_too(places: Places) -> None:
+    pair = places.load()
+    assert [one.name for one in contenders(pair, blocks=[2, "auto"], word="ngram")] == [
+        "generate", "plain", "ngram:2", "ngram:auto",
+    ]  # fmt: skip
+    assert [one.name for one in contenders(pair, [("ngram", None), ("draft", None)], [2])] == ["ngram:4", "draft:2"]
+    without = dflash_fn.load_pair(places.target)
+    assert [one.name for one in contenders(without, [("ngram", None)], [4], word="ngram")] == ["ngram:4"]
+    with pytest.raises(errors.InputError, match="--blocks 4: is for draft without a block of its own, and no such"):
+        contenders(without, blocks=[4])
 
 
 def test_what_an_engine_raises_costs_its_question(places: Places) -> None:
@@ -158,6 +184,25 @@ def test_ways_that_a_pair_cannot_have(places: Places, port, ways, message) -> No
     with pytest.raises(errors.InputError) as caught:
         contenders(places.load(port), ways)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("", "field 'prompt': is empty; expected text"),
+        (["what?", ""], "field 'prompt': is empty; expected text"),
+        (
+            "a \ud800",
+            "field 'prompt': is no UTF-8 text (half a character, '\\ud800', at offset 2); expected a whole one",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_asked_is_refused_before_anything_is(tmp_path: Path, value, message) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("fine", value)))
+    done = invoke("--data", str(file))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == f"error: {file}, row 1 (line 2): {message}\n"
 
 
 def test_ways_of_a_pair_without_a_draft(places: Places) -> None:
@@ -290,6 +335,30 @@ def test_ctrl_c_of_a_real_process(places: Places, tmp_path: Path) -> None:
     assert complaint.endswith("--resume goes on from them\n")
 
 
+@pytest.mark.slow
+def test_ctrl_c_of_two_processes_keeps_replies_without_a_traceback_of_ours(places: Places, tmp_path: Path) -> None:
+    """The one traceback is that of torchrun, which raises SignalException on every Ctrl-C."""
+    out = tmp_path / "run"
+    flags = ("humaneval", *places.flags, "--ways", "plain,draft", "--limit", "40", "--out", str(out))
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dflash_fn", "bench")
+    process = program(*run, *flags, "--ignore-eos", GLOO_SOCKET_IFNAME="lo")
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if sum(path.read_text().count("\n") for path in out.glob("replies.*.jsonl")) > 4:
+            process.send_signal(signal.SIGINT)
+            break
+        time.sleep(0.05)
+    _, complaint = process.communicate(timeout=120)
+    assert complaint.count("Traceback (most recent call last)") <= 1
+    assert "dflash_fn/" not in complaint
+    kept = sum(path.read_text().count("\n") for path in out.glob("replies.*.jsonl"))
+    told = [int(line.split()[1]) for line in complaint.splitlines() if line.startswith("interrupted; ")]
+    assert sum(told) == kept > 4
+    done = invoke(*flags, "--ignore-eos", "--resume", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["replies"] == 80
+
+
 def test_two_processes_come_to_what_one_does(places: Places, tmp_path: Path) -> None:
     """Started by torchrun, talking by gloo; the questions are an odd number, and one conversation has two turns."""
     flags = ("gsm8k", "mt-bench", *FEW, "--data", "humaneval:7", *places.flags, "--ways", "plain,draft", "--json")
@@ -388,6 +457,19 @@ def test_a_server_is_asked_several_questions_at_once(server: dict, tmp_path: Pat
         (["gsm8k", "--raw", "--no-thinking"], "--raw and --thinking exclude each other"),
         (["gsm8k", "--ways", "fast"], "--ways: got 'fast', expected some of: generate, mlx-lm"),
         (["gsm8k", "--blocks", "all"], "--blocks: got a block of 'all', expected a number of at least 2, or auto"),
+        (
+            ["gsm8k", "--blocks", "auto", "--ways", "plain"],
+            "and no such way is measured; leave --blocks out, or write a block with its way, as in --ways plain,ngram:",
+        ),
+        (["gsm8k", "--blocks", "4", "--ways", "plain,draft:8"], "--blocks 4: is for draft without a block of its own"),
+        (
+            ["gsm8k", "--draft", "ngram", "--blocks", "4", "--ways", "plain"],
+            "--blocks 4: is for draft and ngram without a block of its own",
+        ),
+        (
+            ["gsm8k", "--head", "5"],
+            "--head 5: cuts a text to go on from, and no question is one; give --raw --data FILE, or leave it out",
+        ),
         (["gsm8k", "--url", "http://x"], "--url is for --backend openai"),
         (["gsm8k", "--concurrency", "2"], "--concurrency is for --backend openai"),
         (["gsm8k", "--backend", "openai"], "--backend openai asks a server; give its address by --url"),

@@ -21,6 +21,7 @@ from dflash_fn.cli import answer, chat, check, exits, machine, pairs, prove, ren
 from dflash_fn.cli import generate as generate_module
 from dflash_fn.cli import ports as ports_module
 from dflash_fn.cli.commands import app
+from dflash_fn.pacing import Adaptive
 from dflash_fn.text import chat_prompt
 from tests.helpers.hearing import HEARING
 
@@ -44,6 +45,27 @@ CHAT_TEMPLATE = (
 
 def invoke(*args, stdin=None):
     return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("generate", PROMPT), ", or share the model by --tensor-parallel N"),
+        (("compare", "ours", "transformers", PROMPT), ""),
+    ],
+)
+def test_of_several_processes_the_first_refuses_what_all_would_print(monkeypatch, arguments, instead):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    done = invoke(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {arguments[0]}: got 2 processes (WORLD_SIZE), which would all do and print the same; start it without "
+        f"torchrun{instead}\n"
+    )
+    monkeypatch.setenv("RANK", "1")
+    done = invoke(*arguments)
+    assert (done.exit_code, done.output) == (2, "")
 
 
 def invoke_json(*args, stdin=None):
@@ -834,6 +856,14 @@ def test_a_chosen_block_size_leaves_the_text(pair):
     assert len(value["block_sizes"]) == value["steps"]
     assert set(value["block_sizes"]) <= {1, 2, 4, 8}
     assert value["check"]["logits_identical"]
+
+
+def test_a_chosen_block_size_is_told_though_it_never_changed(monkeypatch):
+    monkeypatch.setattr("dflash_fn.pacing.auto", lambda *args, **options: Adaptive({4: 1.0}))
+    result = invoke("generate", PROMPT, *FEW, "--block-size", "auto")
+    steps = result.stderr.split(" steps")[0].rsplit(" ", 1)[-1]
+    assert f"\nblocks: {steps} steps of 4\n" in result.stderr
+    assert "blocks:" not in invoke("generate", PROMPT, *FEW, "--block-size", "4").stderr
 
 
 def test_a_block_size_that_is_none_and_one_that_its_policy_does_not_allow():

@@ -73,6 +73,8 @@ def test_a_shell_reads_the_words_back(pair):
         (["tgi"], "server: got 'tgi', expected one of: vllm, sglang"),
         (["vllm", "--block-size", "9"], "block size: got 9, expected 2 to 8, for which the draft was trained"),
         (["vllm", "--block-size", "1"], "block size: got 1, expected 2 to 8"),
+        (["vllm", "--port", "99999"], "port: got 99999, expected 1 to 65535"),
+        (["sglang", "--port", "-1"], "port: got -1, expected 1 to 65535"),
         (["vllm", "--dtype", "int8"], "dtype: got 'int8', expected one of: float32, bfloat16, float16"),
     ],
 )

@@ -82,15 +82,24 @@ def test_a_server_that_refuses_stream_options_is_asked_without(server):
     assert ["stream_options" in body for body in server.asked] == [True, False, False]
     reply = ask(server, "picky")
     where = f"{server.url}/v1/chat/completions"
-    assert reply.error == f"{where}: the server does not count tokens (usage); give a tokenizer to count them with"
+    assert reply.error == (
+        f"{where}: the server does not count tokens (usage); name a tokenizer to count them with by --target (in "
+        "Python tokenizer=)"
+    )
 
 
 FAILURES = {
     "500": (r"the server answered 500 \(out of memory\); look at its log$", ""),
-    "malformed": (r"the answer is none of the OpenAI API \(JSONDecodeError: .*\); is this the right address\?$", "one"),
-    "number": (r"the answer is none of the OpenAI API \(.*\); is this the right address\?$", ""),
+    "malformed": (r"the answer is none of the OpenAI API \(no JSON: .*\); is this the right address\?$", "one"),
+    "number": (r"the answer is none of the OpenAI API \(a piece of the stream is a number, expected an object\); ", ""),
+    "lists": (r"the answer is none of the OpenAI API \(a piece of the stream is a list, expected an object\); is ", ""),
+    "text": (r"the answer is none of the OpenAI API \(a choice is a text, expected an object\); is this the right", ""),
     "page": (r"the answer is empty; is this the right address\?$", ""),
-    "stall": (r"the server stalled, with no byte for 0.3 s; look at its log, or allow it more time$", "one"),
+    "stall": (r"the server stalled, with no data for 0.3 s; look at its log, or allow it more time", "one"),
+    "alive": (r"the server stalled, with no data for 0.3 s; look at its log, or allow it more time", "one"),
+    "counts -3": (r"the server counts -3 tokens \(usage.completion_tokens\), expected an integer of at least 0", "one"),
+    'counts "5"': (r"the server counts '5' tokens \(usage.completion_tokens\), expected an integer of at lea", "one"),
+    "counts 5.5": (r"the server counts 5.5 tokens \(usage.completion_tokens\), expected an integer of at lea", "one"),
     "die": (r"the connection broke \(.*\); the server may have died, look at its log$", "one"),
     "cut": (r"the stream ended without a finish_reason, after 7 characters; the server died or cut it$", "one two"),
     "no-choices": (r"the answer holds no choices; look at the server's log$", ""),
@@ -151,11 +160,33 @@ def test_no_address(url):
 
 def test_models(server):
     server.models = ["a", "b"]
-    with pytest.raises(errors.InputError, match=r"lists 2 models \(a, b\); say which one by model"):
+    with pytest.raises(errors.InputError, match=r"lists 2 models \(a, b\); name one by --model"):
         open_server(server.url)
     assert open_server(server.url + "/v1/", model="b").name == "b"
     with pytest.raises(errors.InputError, match="concurrency: got 0"):
         open_server(server.url, concurrency=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"data": []}', "lists 0 models (none)"),
+        ("{}", "lists 0 models (none)"),
+        ('{"data": [{"object": "model"}]}', "lists 0 models (none)"),
+        ("[]", "none of the OpenAI API"),
+        ('{"data": 5}', "data of the list of models is a number, expected a list"),
+        ('{"data": [5]}', "an entry of the list of models is a number, expected an object"),
+        ("<html>", "none of the OpenAI API"),
+    ],
+)
+def test_a_list_of_models_that_tells_none(server, text, message):
+    server.texts["/v1/models"] = text
+    with pytest.raises(errors.DflashError) as caught:
+        open_server(server.url)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("name one by --model (in Python, and in a way of compare, model=NAME)")
+    assert not re.search(r"[A-Z]\w+Error|attribute", str(caught.value))
+    assert open_server(server.url, model="mine").ask(question("good"), 16).tokens == 5
 
 
 def sglang(**told) -> dict:

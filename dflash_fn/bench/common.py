@@ -66,9 +66,16 @@ def conversation_ids(
         thinking: see `dflash_fn.text.chat_prompt`.
 
     Raises:
-        InputError: the template refuses the messages, or has no switch for thinking.
+        InputError: the template refuses the messages, or thinking is asked of a template without a switch for it, or
+            of a tokenizer without a template.
     """
-    if raw or not getattr(tokenizer, "chat_template", None):
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if thinking is not None and not raw and not has_template:
+        raise errors.InputError(
+            "thinking: is a switch of chat templates, and the tokenizer has none; leave --thinking and --no-thinking "
+            "out"
+        )
+    if raw or not has_template:
         return list(tokenizer.encode("\n".join(message["content"] for message in messages)))
     return text.chat_prompt(tokenizer, messages, thinking=thinking)
 

@@ -20,7 +20,7 @@ from dflash_fn import errors
 from dflash_fn.proposers import BLOCK
 from dflash_fn.records import Pair
 
-__all__ = ["AUTO", "ENGINES", "KINDS", "LEAD", "Contender", "contenders", "parse_blocks", "parse_ways"]
+__all__ = ["AUTO", "ENGINES", "KINDS", "LEAD", "Contender", "check_blocks", "contenders", "parse_blocks", "parse_ways"]
 
 AUTO = "auto"
 """In place of a block size: chosen for each step by `dflash_fn.pacing`."""
@@ -111,6 +111,21 @@ def _block(flag: str, text: str, *, least: int, auto: bool) -> Block:
     return int(text)
 
 
+def check_blocks(ways: Sequence[tuple[str, Block | None]], blocks: Sequence[Block], word: str = "") -> None:
+    """Refuse block sizes that no way would take: they are for `draft`, and for `ngram` or `both` as the word.
+
+    Raises:
+        InputError: there are block sizes, and every way that could take them has its own, or there is none.
+    """
+    takers = ["draft", *([word] if word else [])]
+    if blocks and not any(kind in takers and block is None for kind, block in ways):
+        sizes, example = ",".join(map(str, blocks)), f"{word or 'ngram'}:{blocks[0]}"
+        raise errors.InputError(
+            f"--blocks {sizes}: is for {' and '.join(takers)} without a block of its own, and no such way is measured; "
+            f"leave --blocks out, or write a block with its way, as in --ways plain,{example}"
+        )
+
+
 def contenders(
     pair: Pair, ways: Sequence[tuple[str, Block | None]] | None = None, blocks: Sequence[Block] = (), *, word: str = ""
 ) -> list[Contender]:
@@ -119,19 +134,22 @@ def contenders(
     Args:
         pair: whose.
         ways: as `parse_ways` returns them; None takes all that make sense for the pair and its port.
-        blocks: of `draft`; none takes the draft's own, which `ngram` and `both` take too (without a draft, 8).
+        blocks: of `draft`, and of the way that is the word; none takes the draft's own, which `ngram` and `both` take
+            too (without a draft, 8).
         word: `ngram` or `both`, to take of our own ways but that one and `plain`.
 
     Raises:
-        InputError: a way that this pair or port cannot have, or a block wider than the port verifies.
+        InputError: a way that this pair or port cannot have, a block wider than the port verifies, or blocks that no
+            way takes.
     """
     own = pair.block_size if pair.draft else BLOCK
     asked: Sequence[tuple[str, Block | None]] = [(kind, None) for kind in _usual(pair, word)] if ways is None else ways
+    check_blocks(asked, blocks, word)
     found: list[Contender] = []
     for kind, block in asked:
         _check_kind(pair, kind)
         sizes: list[Block | None] = (
-            [block] if block is not None else list(blocks) if kind == "draft" and blocks else [None]
+            [block] if block is not None else list(blocks) if kind in ("draft", word) and blocks else [None]
         )
         found += [_contender(kind, size, own) for size in sizes]
     for one in found:

@@ -24,12 +24,14 @@ class Decoded:
         first: seconds to the first of them; None where it emitted none.
         emitted: as in `Reply`.
         parts: as in `Reply`.
+        blocks: as in `Reply`.
     """
 
     tokens: Sequence[int]
     first: float | None
     emitted: tuple[int, ...] = ()
     parts: Mapping[str, float] = field(default_factory=dict)
+    blocks: tuple[int, ...] = ()
 
 
 Decode: TypeAlias = Callable[[list[int], int], Decoded]

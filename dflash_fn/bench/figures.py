@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -36,7 +37,7 @@ class Figures:
         tau_told_by: None where tau was counted from steps, `server` where it is the server's own mean over all that it
             was asked.
         histogram: `histogram[n]` steps accepted n drafted tokens; () where only their number is known.
-        by_slot: share of steps that accepted the 1st, 2nd ... drafted token.
+        by_slot: of the steps that drafted so many tokens, the share that accepted the 1st, 2nd ...
         rate: tokens per second after the first token.
         whole_rate: tokens per second of whole replies, prompt included.
         throughput: tokens per second of wall time; more than `whole_rate` where several are answered at once.
@@ -161,12 +162,23 @@ def _over(records: Sequence[Record], what: Callable[[Reply], tuple[float, float]
 
 
 def accepted_by_slot(records: Sequence[Record], slots: int) -> tuple[Estimate | None, ...]:
-    """Return the share of steps that accepted their first 1, 2 ... `slots` drafted tokens."""
+    """Return the share of steps that accepted their first 1, 2 ... `slots` tokens, of those that drafted so many.
+
+    A step whose block size is not known counts as one that drafted them all. None where no step drafted so many.
+    """
     made = []
     for slot in range(1, slots + 1):
-        share = _over(records, lambda r, s=slot: (sum(count > s for count in r.emitted), len(r.emitted)))
+        share = _over(records, partial(_at_slot, slot))
         made.append(share and replace(share, least=0.0, most=1.0))
     return tuple(made)
+
+
+def _at_slot(slot: int, reply: Reply) -> tuple[float, float]:
+    """Return how many steps accepted so many drafted tokens, and how many drafted them."""
+    if not reply.blocks:
+        return sum(count > slot for count in reply.emitted), len(reply.emitted)
+    steps = [count for count, block in zip(reply.emitted, reply.blocks, strict=True) if block > slot]
+    return sum(count > slot for count in steps), len(steps)
 
 
 def _speedup(mine: Mapping[Turn, Record], others: Mapping[Turn, Record]) -> Estimate | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dflash_fn import errors
+from dflash_fn.bench.estimates import Estimate
 from dflash_fn.bench.figures import Figures
 
 __all__ = ["draw"]
@@ -52,17 +54,25 @@ def _saved(figure: Any, path: Path) -> Path:
     return path
 
 
+def _halves(known: Sequence[Estimate]) -> list[float] | None:
+    """Return what to draw as intervals, NaN for an estimate without one; None where none has one."""
+    if all(one.half is None for one in known):
+        return None
+    return [math.nan if one.half is None else one.half for one in known]
+
+
 def _speed(figures: Sequence[Figures], line: str) -> Any:
     known = [(one.name, one.rate) for one in figures if one.rate is not None]
     figure, axes = _canvas(8, 1.6 + 0.4 * len(known), line)
     places = range(len(known))
     values = [rate.value for _, rate in known]
-    axes.barh(places, values, xerr=[rate.half or 0.0 for _, rate in known], color="C0", ecolor="0.3", capsize=3)
+    halves = _halves([rate for _, rate in known])
+    axes.barh(places, values, xerr=halves, color="C0", ecolor="0.3", capsize=3)
     for place, value in zip(places, values, strict=True):
         axes.annotate(f"{value:.1f}", (0, place), xytext=(4, 0), textcoords="offset points", va="center", color="w")
     axes.set_yticks(places, [name for name, _ in known])
     axes.invert_yaxis()
-    axes.set_xlabel("tokens/s after the first token; bars: intervals of 95 %")
+    axes.set_xlabel("tokens/s after the first token" + ("" if halves is None else "; bars: intervals of 95 %"))
     axes.grid(axis="x", alpha=0.3)
     return figure
 
@@ -73,9 +83,9 @@ def _slots(figures: Sequence[Figures], line: str) -> Any:
     for index, one in enumerate(drawn):
         known = [(slot, value) for slot, value in enumerate(one.by_slot, start=1) if value is not None]
         axes.errorbar([slot for slot, _ in known], [value.value for _, value in known],
-                      yerr=[value.half or 0.0 for _, value in known], marker=MARKERS[index % len(MARKERS)], capsize=2,
+                      yerr=_halves([value for _, value in known]), marker=MARKERS[index % len(MARKERS)], capsize=2,
                       label=one.name)  # fmt: skip
-    axes.set(xlabel="slot after the anchor", ylabel="share of steps that accepted it", ylim=(-0.02, 1.02))
+    axes.set(xlabel="slot after the anchor", ylabel="accepted it, of the steps that drafted it", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -28,6 +28,8 @@ class Reply:
             and then tau is (tokens - 1) / steps.
         counted_by: what counted `tokens` where it was not this process: `server`, or `tokenizer` where the server
             does not tell and its text was tokenized here; None for a pair in this process.
+        blocks: block size of each step, in the order of `emitted`; empty where every step had the same, as those of a
+            fixed size, or nobody tells.
     """
 
     text: str
@@ -39,6 +41,7 @@ class Reply:
     error: str | None = None
     steps: int | None = None
     counted_by: str | None = None
+    blocks: tuple[int, ...] = ()
 
 
 Ask = Callable[[Sequence[Message], int], Reply]

@@ -47,14 +47,15 @@ class ReplyFolder:
             resume: whether to go on with the run that is there.
 
         Raises:
-            InputError: the folder holds another run, or one that is not to be gone on with, or none to resume.
+            InputError: the folder holds another run, or one that is not to be gone on with, or none to resume. A run
+                that ended before its first reply is none.
             CacheFolderError: it cannot be written to.
         """
         place = self.folder / OPTIONS
         if resume:
             self._check_options(options)
             return
-        if place.exists() or any(self.folder.glob("replies*.jsonl")):
+        if any(path.stat().st_size for path in self.folder.glob("replies*.jsonl")):
             raise errors.InputError(
                 f"--out {self.folder}: holds a run already; go on with it by --resume, or name another folder"
             )
@@ -147,7 +148,8 @@ def _record_of(line: str, where: str) -> Record:
     try:
         told = json.loads(line)
         given = {name: told[name] for name in REPLY_FIELDS if name in told}
-        given["emitted"] = tuple(given.get("emitted", ()))
+        for name in ("emitted", "blocks"):  # runs of older versions have no blocks
+            given[name] = tuple(given.get(name, ()))
         return Record(told["question"], told["turn"], told["way"], Reply(**given), told["begun"], told["memory"])
     except (ValueError, TypeError, KeyError) as error:
         raise errors.InputError(f"{where}: is no reply ({error!r}); mend or remove the line") from None

@@ -15,7 +15,17 @@ from typing import Any
 from dflash_fn import errors
 from dflash_fn.bench.replies import Reply, Subject
 from dflash_fn.bench.server_acceptance import ASKS, steps_of, watching
-from dflash_fn.bench.server_client import CONNECT, STALL, Server, explain_failure, open_client, told
+from dflash_fn.bench.server_client import (
+    CONNECT,
+    STALL,
+    Malformed,
+    Server,
+    explain_failure,
+    object_of,
+    open_client,
+    told,
+)
+from dflash_fn.bench.server_silence import within
 from dflash_fn.text import Message
 
 __all__ = ["open_server"]
@@ -42,7 +52,8 @@ def open_server(
         model: whom to ask; None takes the only one that it serves.
         name: for tables; None takes the model's.
         concurrency: how many questions to ask at once.
-        timeout: seconds without a byte after which a request has stalled.
+        timeout: seconds without data after which a request has stalled; comments, which keep a connection alive, are
+            no data.
         connect_timeout: seconds to wait for a connection.
         api_key: for servers that want one.
         raw: whether the last message's text is gone on from (completions), in place of answered (chat completions).
@@ -98,8 +109,9 @@ class _Asker:
             self.usage = False  # a server of an older API; its refusal took no decoding, so asking again hides nothing
             stream = self._begin(messages, budget)
         with stream:
+            within(stream.response, self.server.stall)
             for piece in stream:
-                yield piece.to_dict()
+                yield object_of(piece, "a piece of the stream")
 
     def _begin(self, messages: Sequence[Message], budget: int) -> Any:
         client, shared = self.server.client, self._shared(budget)
@@ -131,7 +143,7 @@ class _Heard:
     last: float | None = None
     finish: str | None = None
     choices: int = 0
-    usage: int | None = None
+    usage: Any = None
     emitted: tuple[int, ...] = ()
     steps: int | None = None
     pieces: int = 0
@@ -139,18 +151,21 @@ class _Heard:
     def add(self, piece: Mapping[str, Any]) -> None:
         """Read a piece of the stream."""
         self.pieces += 1
-        for choice in piece.get("choices") or ():
+        choices = piece.get("choices") or ()
+        if not isinstance(choices, list | tuple):
+            raise Malformed("choices of a piece is no list")
+        for choice in choices:
             self.choices += 1
-            self._say(choice)
+            self._say(object_of(choice, "a choice"))
         usage = piece.get("usage")
-        if isinstance(usage, Mapping) and isinstance(usage.get("completion_tokens"), int):
+        if isinstance(usage, Mapping) and usage.get("completion_tokens") is not None:
             self.usage = usage["completion_tokens"]
         emitted, steps = steps_of(piece)
         if steps is not None:
             self.emitted, self.steps = emitted, steps
 
     def _say(self, choice: Mapping[str, Any]) -> None:
-        delta = choice.get("delta") or {}
+        delta = object_of(choice.get("delta") or {}, "a delta")
         said = str(delta.get("content") or choice.get("text") or "")
         thought = str(delta.get("reasoning_content") or delta.get("reasoning") or "")
         if said or thought:
@@ -171,16 +186,29 @@ class _Heard:
             return (
                 f"{url}: the stream ended without a finish_reason, after {length} characters; the server died or cut it"
             )
+        if not (self.usage is None or self.counted):
+            return (
+                f"{url}: the server counts {self.usage!r} tokens (usage.completion_tokens), expected an integer of at "
+                "least 0; look at its log"
+            )
         return None
+
+    @property
+    def counted(self) -> bool:
+        """Whether the server's count of tokens is one."""
+        return isinstance(self.usage, int) and not isinstance(self.usage, bool) and self.usage >= 0
 
     def reply(self, error: str | None, tokenizer: Any, url: str = "") -> Reply:
         """Make what has come a reply."""
-        tokens, counted_by = self.usage, "server"
+        tokens, counted_by = self.usage if self.counted else None, "server"
         if tokens is None and tokenizer is not None:
             tokens = len(tokenizer.encode(self.thought + self.text, add_special_tokens=False))
             counted_by = "tokenizer"
         if tokens is None and error is None:
-            error = f"{url}: the server does not count tokens (usage); give a tokenizer to count them with"
+            error = (
+                f"{url}: the server does not count tokens (usage); name a tokenizer to count them with by --target "
+                "(in Python tokenizer=)"
+            )
         seconds = self.last if self.last is not None else time.perf_counter() - self.began
         return Reply(
             self.text,

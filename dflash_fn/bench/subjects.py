@@ -24,6 +24,10 @@ from dflash_fn.text import Message
 __all__ = ["Manner", "open_subject", "open_subjects"]
 
 
+PROBE: list[Message] = [{"role": "user", "content": "a"}]
+"""What a chat template is tried with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manner:
     """How all ways are to ask and to stop.
@@ -46,7 +50,7 @@ def open_subjects(pair: Pair, ways: Iterable[Contender], manner: Manner | None =
     """Load what the ways need beside the pair.
 
     Raises:
-        InputError: the pair has no tokenizer.
+        InputError: the pair has no tokenizer, or thinking is asked of one that has no switch for it.
         BackendMissing: `upstream` is asked for, and the package `dflash` is not installed.
     """
     return [open_subject(pair, one, manner) for one in ways]
@@ -57,6 +61,8 @@ def open_subject(pair: Pair, way: Contender, manner: Manner | None = None) -> Su
     manner = manner or Manner()
     if pair.tokenizer is None:
         raise errors.InputError(f"pair {pair.name}: has no tokenizer, which questions need; give one to load_pair")
+    if manner.thinking is not None:  # would fail for every question alike
+        conversation_ids(pair.tokenizer, PROBE, raw=manner.raw, thinking=manner.thinking)
     stop = () if manner.ignore_eos else tuple(pair.target.spec.eos_token_ids)
     makers: dict[str, Callable[[], Decode]] = {
         "generate": lambda: generate(pair, stop),
@@ -78,7 +84,7 @@ def _asked(tokenizer: Any, decode: Decode, manner: Manner) -> Callable[[Sequence
             text = tokenizer.decode(list(made.tokens), skip_special_tokens=True)
         except Exception as error:  # whatever an engine raises costs this question alone, and is reported
             return Reply("", 0, time.perf_counter() - begun, error=_told(error))
-        return Reply(text, len(made.tokens), seconds, made.first, made.emitted, made.parts)
+        return Reply(text, len(made.tokens), seconds, made.first, made.emitted, made.parts, blocks=made.blocks)
 
     return ask
 
@@ -113,7 +119,7 @@ def _decoded(
     proposer: Proposer | None, clock: Clock | None,
 ) -> Decoded:  # fmt: skip
     tokens: list[int] = []
-    emitted: list[int] = []
+    steps: list[tuple[int, int]] = []
     first = None
     begun = time.perf_counter()
     state = prefill(pair, ids, width=sizes[1])
@@ -122,10 +128,14 @@ def _decoded(
     ):
         tokens += info.emitted[0]
         if first is not None:
-            emitted.append(len(info.emitted[0]))
+            steps.append((len(info.emitted[0]), info.block_size))
             continue
         first = time.perf_counter() - begun
         if clock is not None:
             clock.clear()
     seconds = time.perf_counter() - begun - (first or 0.0)
-    return Decoded(tokens, first, tuple(emitted), clock.parts(seconds) if clock and emitted else {})
+    parts = clock.parts(seconds) if clock and steps else {}
+    emitted, blocks = tuple(count for count, _ in steps), tuple(block for _, block in steps)
+    return Decoded(
+        tokens, first, emitted, parts, blocks if isinstance(sizes[0], Adaptive) or len(set(blocks)) > 1 else ()
+    )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dflash_fn.cli import bench_report, exits, terminal
-from dflash_fn.cli.bench_options import BenchOptions, check_bench, options_of
+from dflash_fn.cli import bench_report, exits, signals, terminal
+from dflash_fn.cli.bench_options import BenchOptions, check_bench, check_head, options_of
 from dflash_fn.cli.bench_subjects import Opened, open_all
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def bench(wanted: BenchOptions) -> None:
     questions = read_questions(
         wanted.names, wanted.data, source=wanted.source, limit=wanted.limit, shuffle=wanted.shuffle, raw=wanted.raw
     )
+    check_head(wanted, questions)
     with joined(World.of(), wanted.load.device) as world:
         folder = _folder(wanted, questions, world)
         if world.rank:
@@ -120,6 +121,7 @@ def _finish(
 ) -> None:
     """Put together what all processes have, and report it once."""
     if asked.interrupted and not world.alone:
+        signals.ignore()  # torchrun sends another one to each, though the terminal has
         _say_interrupted(folder, asked)
         raise typer.Exit(exits.INTERRUPTED)
     everybody = world.gather((asked.records, asked.told))
@@ -148,5 +150,9 @@ def _in_order(records: Sequence[Record], opened: Opened, questions: Sequence[Que
 
 
 def _say_interrupted(folder: ReplyFolder | None, asked: Asked) -> None:
-    kept = f"; {len(asked.records)} replies are in {folder.folder}, --resume goes on from them" if folder else ""
+    kept = (
+        f"; {len(asked.records)} replies are in {folder.folder}, --resume goes on from them"
+        if folder and asked.records
+        else ""
+    )
     typer.echo(f"interrupted{kept}", err=True)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash_fn.cli.options import PairOptions, check_load
 from dflash_fn.errors import InputError
 
-__all__ = ["SERVER", "BenchOptions", "check_bench", "options_of"]
+if TYPE_CHECKING:
+    from dflash_fn.bench.questions import Question
+
+__all__ = ["HEAD", "SERVER", "BenchOptions", "check_bench", "check_head", "options_of"]
+
+HEAD = 64
+"""Tokens of a text that are asked where `--head` says nothing else."""
 
 SERVER = "openai"
 """The backend that is a server and no port."""
@@ -29,7 +35,7 @@ class BenchOptions:
     blocks: str | None = None
     max_new_tokens: int = 128
     raw: bool = False
-    head: int = 64
+    head: int | None = None
     thinking: bool | None = None
     ignore_eos: bool = False
     parts: bool = False
@@ -50,15 +56,15 @@ class BenchOptions:
 
 def check_bench(wanted: BenchOptions) -> None:
     """Raise InputError for what cannot be done, whatever the weights are."""
-    from dflash_fn.bench.contenders import parse_blocks, parse_ways
+    from dflash_fn.bench.contenders import check_blocks, parse_blocks, parse_ways
 
     check_load(wanted.load)
     _check_numbers(wanted)
     _check_modes(wanted)
-    if wanted.ways is not None:
-        parse_ways(wanted.ways)
-    if wanted.blocks is not None:
-        parse_blocks(wanted.blocks)
+    ways = parse_ways(wanted.ways) if wanted.ways is not None else None
+    blocks = parse_blocks(wanted.blocks) if wanted.blocks is not None else ()
+    if ways is not None:
+        check_blocks(ways, blocks, wanted.load.word or "")
 
 
 def _check_numbers(wanted: BenchOptions) -> None:
@@ -101,6 +107,15 @@ def _check_modes(wanted: BenchOptions) -> None:
         raise InputError(f"--backend {SERVER} asks a server; give its address by --url, such as http://127.0.0.1:8000")
 
 
+def check_head(wanted: BenchOptions, questions: Sequence[Question]) -> None:
+    """Raise InputError for `--head` where no question is a text."""
+    if wanted.head is not None and all(question.whole for question in questions):
+        raise InputError(
+            f"--head {wanted.head}: cuts a text to go on from, and no question is one; give --raw --data FILE, or "
+            "leave it out"
+        )
+
+
 def options_of(wanted: BenchOptions, questions: str) -> dict[str, Any]:
     """Return what decides on the replies, for the folder of a run.
 
@@ -126,7 +141,7 @@ def options_of(wanted: BenchOptions, questions: str) -> dict[str, Any]:
         "questions": questions,
         "max_new_tokens": wanted.max_new_tokens,
         "raw": wanted.raw,
-        "head": wanted.head,
+        "head": wanted.head or HEAD,
         "thinking": wanted.thinking,
         "ignore_eos": wanted.ignore_eos,
         "parts": wanted.parts,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dflash_fn.cli import signals, terminal
-from dflash_fn.cli.bench_options import BenchOptions
+from dflash_fn.cli.bench_options import HEAD, BenchOptions
 from dflash_fn.cli.pairs import open_pair
 from dflash_fn.errors import BackendMissing, InputError
 
@@ -86,7 +86,7 @@ def _pair(wanted: BenchOptions, device: str | None) -> Opened:
         "pair": pair.name, "backend": pair.port.name, "dtype": pair.target.dtype, "device": pair.target.device,
         "compile": wanted.load.compile, "raw": raw,
     }  # fmt: skip
-    return Opened(subjects, pair.tokenizer, wanted.head, pair.port.peak_memory, setting, blocks)
+    return Opened(subjects, pair.tokenizer, wanted.head or HEAD, pair.port.peak_memory, setting, blocks)
 
 
 def _subjects(pair: Pair, rows: Sequence[Contender], manner: Any, *, asked_for: bool) -> list[Subject]:
@@ -123,7 +123,7 @@ def _server(wanted: BenchOptions) -> Opened:
         "device": None,
         "raw": wanted.raw,
     }
-    return Opened([subject], tokenizer, wanted.head, None, setting)
+    return Opened([subject], tokenizer, wanted.head or HEAD, None, setting)
 
 
 def _tokenizer(place: str) -> Any:

@@ -11,7 +11,7 @@ from dflash_fn.cli import exits
 from dflash_fn.cli.block_size import block_size as read_block_size
 from dflash_fn.cli.options import DEFAULT_PAIR, DTYPES, Options, PairOptions
 from dflash_fn.cli.policy import PolicyOptions
-from dflash_fn.cli.processes import first_speaks
+from dflash_fn.cli.processes import check_alone, first_speaks
 
 __all__ = ["app"]
 
@@ -162,6 +162,8 @@ def generate(
     else:
         from dflash_fn.cli.generate import generate as command
     with exits.handled(), first_speaks(tensor_parallel):
+        if tensor_parallel is None:
+            check_alone("generate", ", or share the model by --tensor-parallel N")
         command(options)
 
 
@@ -223,6 +225,7 @@ def compare(
     from dflash_fn.cli.compare import compare as command
 
     with exits.handled():
+        check_alone("compare")
         command(
             (first, second),
             load=PairOptions(pair, target, draft),
@@ -295,11 +298,14 @@ def bench(
         typer.Option(metavar="A,B,...", help="generate, mlx-lm, upstream, plain, ngram, draft, both; also draft:8."),
     ] = None,
     blocks: Annotated[
-        str | None, typer.Option(metavar="B,B,...", help="Block sizes of draft. [default: the draft's own]")
+        str | None,
+        typer.Option(metavar="B,B,...", help="Block sizes of draft (or ngram, both). [default: the draft's]"),
     ] = None,
     max_new_tokens: Budget = 128,
     raw: Raw = False,
-    head: Annotated[int, typer.Option(metavar="N", help="Tokens of a text of --data to go on from.")] = 64,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a text of --data to go on from. [default: 64]")
+    ] = None,
     thinking: Annotated[
         bool | None,
         typer.Option("--thinking/--no-thinking", help="The chat template's switch. [default: the template's]"),
@@ -316,7 +322,7 @@ def bench(
         int | None, typer.Option(metavar="N", help="Questions that a server is asked at once. [default: 1]")
     ] = None,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", help="Seconds without a byte after which a server has stalled.")
+        float | None, typer.Option(metavar="S", help="Seconds without data after which a server has stalled.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Keep replies, a table and pictures in a folder.")

@@ -93,7 +93,8 @@ def _answered(options: Options, pair: Pair, policy: Policy, begun: Begun, pace: 
     with terminal.whole_lines() as write:
         write(begun.shown, dim=True)
         answer = _decoded(options, pair, policy, begun, pace, write)
-    render.show_answer(terminal.console(), answer, drafts=pair.draft is not None or options.load.word is not None)
+    drafts = pair.draft is not None or options.load.word is not None
+    render.show_answer(terminal.console(), answer, drafts=drafts, paced=options.block_size == AUTO)
     return answer
 
 

@@ -10,8 +10,31 @@ from pathlib import Path
 import typer
 
 from dflash_fn.cli import exits, signals
+from dflash_fn.errors import InputError
 
-__all__ = ["first_speaks"]
+__all__ = ["check_alone", "first_speaks"]
+
+
+def check_alone(command: str, instead: str = "") -> None:
+    """Refuse a command that each of the processes of `torchrun` would do, and print, for itself.
+
+    Args:
+        command: its name.
+        instead: what the user may have meant, for the message.
+
+    Raises:
+        InputError: there are several; in the first alone.
+        typer.Exit: the same, silently, in the others.
+    """
+    size = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" not in os.environ or not size.isdecimal() or int(size) < 2:
+        return
+    if os.environ["RANK"] != "0":
+        raise typer.Exit(exits.BAD_INPUT)
+    raise InputError(
+        f"{command}: got {size} processes (WORLD_SIZE), which would all do and print the same; start it without "
+        f"torchrun{instead}"
+    )
 
 
 @contextmanager

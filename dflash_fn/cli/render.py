@@ -21,25 +21,28 @@ NO_DRAFT = "no draft: the target decodes alone, one token a step, so tau is 1.00
 """What people are told where nothing can be sped up."""
 
 
-def show_answer(console: Console, answer: Answer, *, drafts: bool = True) -> None:
-    """Print steps, tokens, tau, speed, and how many drafted tokens the steps accepted, or that there is no draft."""
+def show_answer(console: Console, answer: Answer, *, drafts: bool = True, paced: bool = False) -> None:
+    """Print steps, tokens, tau, speed, and how many drafted tokens the steps accepted, or that there is no draft.
+
+    Block sizes are told where they differ, and where `paced` says that they were chosen.
+    """
     summary = answer.summary
     if console.is_terminal:
         console.print()
     console.print(Text(one_line(answer)))
     if summary.tau is not None:
         console.print(Text(TAU_DEFINITION if drafts else NO_DRAFT, style="dim"))
-    if sizes := block_sizes(answer):
+    if sizes := block_sizes(answer, paced=paced):
         console.print(Text(f"blocks: {sizes}"))
     if len(summary.histogram) > 1 and summary.steps:
         console.print(Text("steps by drafted tokens accepted:"))
         console.print(bars(summary, width=console.width, letter="#" if console.options.ascii_only else "█"))
 
 
-def block_sizes(answer: Answer) -> str:
-    """Say how many steps had which block size; "" where all had the same."""
+def block_sizes(answer: Answer, *, paced: bool = False) -> str:
+    """Say how many steps had which block size; "" where all had the same, unless it was chosen."""
     counts = Counter(info.block_size for info in answer.infos if info.step > 0)
-    if len(counts) < 2:
+    if len(counts) < 2 and not paced:
         return ""
     return ", ".join(f"{counted(steps, 'step')} of {size}" for size, steps in sorted(counts.items()))
 

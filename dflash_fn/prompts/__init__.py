@@ -71,7 +71,8 @@ def turns_of(record: Any, where: str) -> list[str]:
         where: names it in messages.
 
     Raises:
-        InputError: it is no object, has none of the known fields, or no text there.
+        InputError: it is no object, has none of the known fields, or no text there, which an empty one and one
+            with half a character (a lone surrogate, no UTF-8) are not either.
     """
     if not isinstance(record, dict):
         raise errors.InputError(f"{where}: got JSON of type {type(record).__name__}, expected an object")
@@ -84,7 +85,21 @@ def turns_of(record: Any, where: str) -> list[str]:
         raise errors.InputError(
             f"{where}: field {field!r}: got {reprlib.repr(value)}, expected text, or a list of texts"
         )
+    for turn in turns:
+        _check_text(turn, f"{where}: field {field!r}")
     return turns
+
+
+def _check_text(text: str, where: str) -> None:
+    if not text:
+        raise errors.InputError(f"{where}: is empty; expected text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.InputError(
+            f"{where}: is no UTF-8 text (half a character, {text[error.start]!r}, at offset {error.start}); expected a "
+            "whole one"
+        ) from None
 
 
 def span_of(place: str) -> tuple[str, int, int | None]:
@@ -115,7 +130,8 @@ def _rows_of(file: str, first: int, last: int | None) -> Iterator[tuple[str, lis
             f"{file}: got rows {first} to {last}, expected rows from 0 to {len(lines) - 1}: the file has {len(lines)}"
         )
     for row in range(first, last + 1):
-        yield f"{Path(file).stem}/{row}", turns_of(_json(lines[row], f"{file}, row {row}"), f"{file}, row {row}")
+        where = f"{file}, row {row} (line {row + 1})"  # rows are counted from 0 where they are named, lines from 1
+        yield f"{Path(file).stem}/{row}", turns_of(_json(lines[row], where), where)
 
 
 def _lines_of(file: str) -> list[str]:

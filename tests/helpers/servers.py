@@ -129,11 +129,11 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
+        if self.path in self.state.texts:
+            self.send(200, self.state.texts[self.path])
+        elif self.path == "/v1/models":
             entries = [{"id": name, "object": "model", "owned_by": self.state.owner} for name in self.state.models]
             self.send(200, json.dumps({"object": "list", "data": entries}))
-        elif self.path in self.state.texts:
-            self.send(200, self.state.texts[self.path])
         else:
             self.send(404, "no such page")
 
@@ -239,6 +239,35 @@ class _Handler(BaseHTTPRequestHandler):
         self.begin()
         self.piece("one")
         self.state.freed.wait(20)
+
+    def answer_alive(self, body: dict[str, Any]) -> None:
+        """Say that it is there, and nothing else; split so that a part of a comment comes alone."""
+        self.begin()
+        self.piece("one")
+        for _ in range(100):
+            for part in (b": keep-", b"alive data: x\n\n"):
+                self.wfile.write(part)
+                self.wfile.flush()
+                if self.state.freed.wait(0.03):
+                    return
+
+    def answer_lists(self, body: dict[str, Any]) -> None:
+        self.begin()
+        self.event("[1]")
+        self.event("[DONE]")
+
+    def answer_text(self, body: dict[str, Any]) -> None:
+        self.begin()
+        self.event(json.dumps({"choices": ["a"]}))
+        self.event("[DONE]")
+
+    def answer_counts(self, body: dict[str, Any]) -> None:
+        """`counts VALUE` says that it emitted VALUE tokens."""
+        self.begin()
+        self.piece("one", finish="stop")
+        value = json.loads(body["messages"][-1]["content"].split()[1])
+        self.event(json.dumps({"choices": [], "usage": {"completion_tokens": value}}))
+        self.event("[DONE]")
 
     def answer_die(self, body: dict[str, Any]) -> None:
         self.send_response(200)
