@@ -76,7 +76,7 @@ def test_a_near_tie_is_as_near_as_rounding_reaches(dtype, gap, near):
     other = rows.copy()
     other[2, 4] += TIE * reach * gap * 1.001  # now a hair better
     other[2, 2] = 10.0 - 1e-9
-    (found,) = compare(scripted(way, rows), scripted(way, other), [("x", [1, 2])], 3)
+    (found,) = compare(scripted(way, rows), scripted(way, other), [("x", [1, 2])], 3).prompts
     assert found.tokens == 2
     assert found.divergence is not None
     assert (found.divergence.ours.best, found.divergence.theirs.best) == (2, 4)
@@ -84,7 +84,7 @@ def test_a_near_tie_is_as_near_as_rounding_reaches(dtype, gap, near):
     assert not found.explained  # the logits themselves are further apart than one bound
     other = rows.copy()
     other[2, 2], other[2, 4] = 10.0 - reach * 0.99, 10.0 - TIE * reach * gap + reach * 0.99
-    (found,) = compare(scripted(way, rows), scripted(way, other), [("x", [1, 2])], 3)
+    (found,) = compare(scripted(way, rows), scripted(way, other), [("x", [1, 2])], 3).prompts
     assert found.explained == near or found.divergence is None
     assert (found.divergence is not None) == near
 
@@ -94,7 +94,7 @@ def test_vocabularies_that_differ():
     one = Way("a", "float32", pair.target.spec, None, lambda ids, count: Answer([], []))
     two = replace(one, name="b", spec=replace(pair.target.spec, vocab_size=7))
     with pytest.raises(errors.InputError, match="ways 'a' and 'b': got vocabularies of 2048 and 7, expected the same"):
-        next(compare(one, two, [("x", [1])], 1))
+        compare(one, two, [("x", [1])], 1)
 
 
 def run(*arguments: str) -> tuple[int, dict]:
