@@ -16,7 +16,7 @@ from dflash_fn.bench.server_logprobs import Names, read_choice
 from dflash_fn.bench.ways import Answer, Recipe, Way, open_way, parse
 from dflash_fn.cli.commands import app
 from dflash_fn.glimpses import Glimpse, explain_rows
-from dflash_fn.tolerances import PEAK, TIE, bound
+from dflash_fn.tolerances import PEAK, TIE, typical
 from tests.helpers.servers import Refused, misbehaving
 
 pytest.importorskip("torch")
@@ -188,7 +188,7 @@ def test_ways_of_which_little_is_known(pair):
     assert (found.tokens, found.slots, found.bits_identical, found.same_steps) == (2, (None, None), False, None)
     assert found.divergence is not None
     assert found.divergence.position == 4
-    assert found.divergence.bound == pytest.approx(bound("bfloat16", "logits", pair.target.spec) * PEAK)
+    assert found.divergence.bound == pytest.approx(2.0 * typical("bfloat16", pair.target.spec) * PEAK)
     assert found.explained
     far = Answer([5, 6, 9], [*glimpses([5, 6]), Glimpse(9, {9: 0.0, 7: -TIE * 1000.0})])
     (found,) = compare(first, scripted(pair, far), [("x", [1, 2])], 3).prompts

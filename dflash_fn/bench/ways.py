@@ -201,7 +201,14 @@ def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | Non
     def answer(ids: Sequence[int], count: int) -> Answer:
         return _decoded(pair, ids, count, block, width, make() if make else None)
 
-    return Way(text, pair.target.dtype, pair.target.spec, pair.tokenizer, answer, promise=(recipe.port, pair.target.dtype, width))
+    return Way(
+        text,
+        pair.target.dtype,
+        pair.target.spec,
+        pair.tokenizer,
+        answer,
+        promise=(recipe.port, pair.target.dtype, width),
+    )
 
 
 def _decoded(pair: Pair, ids: Sequence[int], count: int, block: int, width: int, proposer: Proposer | None) -> Answer:

@@ -144,7 +144,9 @@ def _noise(noise: Noise) -> Text:
     if noise.measured is None:
         known = f"only {noise.positions} positions where A and B agree, so not measured but derived"
         return Text(f"noise: {known}; rounding reaches {noise.reach:.2%} of the peak", style="dim")
-    known = f"logits typically {noise.measured:.2%} of the peak apart at {noise.positions} positions where A and B agree"
+    known = (
+        f"logits typically {noise.measured:.2%} of the peak apart at {noise.positions} positions where A and B agree"
+    )
     if noise.plausible:
         return Text(f"noise: {known}; rounding reaches {noise.reach:.2%}", style="dim")
     more = f"rounding typically does {noise.typical:.2%} at most: other weights, another dtype, or a mistake"
