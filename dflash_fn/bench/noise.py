@@ -59,7 +59,7 @@ class Noise:
         """How far apart rounding is believed to put two rows."""
         if self.promised:
             return 0.0
-        center = self.typical / 2.0 if self.measured is None else min(self.measured, self.typical)
+        center = self.typical / 2.0 if self.measured is None or not self.plausible else self.measured
         return min(max(FACTOR * center, self.last), self.worst)
 
     def reason(self) -> str | None:
