@@ -17,7 +17,7 @@ from dflash_fn.bench.ways import Answer, Way
 from dflash_fn.glimpses import distance
 from dflash_fn.tolerances import UNIT, bound, typical
 
-__all__ = ["FACTOR", "FEW", "Noise", "distances", "measure"]
+__all__ = ["FACTOR", "FEW", "Noise", "distances", "measure", "percent"]
 
 FACTOR = 4.0
 """From the median of the distances to the largest that rounding is believed to reach. Over some 1200 positions of
@@ -69,9 +69,19 @@ class Noise:
         if self.measured is None or self.plausible:
             return None
         return (
-            f"already where the ways agree, their logits are typically {self.measured:.2%} of the peak apart, and "
-            f"rounding puts them {self.typical:.2%} apart at most"
+            f"already where the ways agree, their logits are typically {percent(self.measured)} of the peak apart, and "
+            f"rounding puts them {percent(self.typical)} apart at most"
         )
+
+
+def percent(share: float) -> str:
+    """Write a share of the peak, of any size, as percent.
+
+    Example:
+        >>> percent(0.0148), percent(6.2e-7)
+        ('1.5%', '6.2e-05%')
+    """
+    return f"{100.0 * share:.2g}%"
 
 
 def measure(first: Way, second: Way, pool: Sequence[float]) -> Noise:

@@ -139,17 +139,17 @@ def _token(token: int, tokenizer: Any) -> str:
 
 
 def _noise(noise: Noise) -> Text:
+    from dflash_fn.bench.noise import percent
+
     if noise.promised:
         return Text("noise: none, the contract promises the same bits", style="dim")
     if noise.measured is None:
         known = f"only {noise.positions} positions where A and B agree, so not measured but derived"
-        return Text(f"noise: {known}; rounding reaches {noise.reach:.2%} of the peak", style="dim")
-    known = (
-        f"logits typically {noise.measured:.2%} of the peak apart at {noise.positions} positions where A and B agree"
-    )
+        return Text(f"noise: {known}; rounding reaches {percent(noise.reach)} of the peak", style="dim")
+    known = f"logits typically {percent(noise.measured)} of the peak apart at {noise.positions} positions where A and B agree"
     if noise.plausible:
-        return Text(f"noise: {known}; rounding reaches {noise.reach:.2%}", style="dim")
-    more = f"rounding typically does {noise.typical:.2%} at most: other weights, another dtype, or a mistake"
+        return Text(f"noise: {known}; rounding reaches {percent(noise.reach)}", style="dim")
+    more = f"rounding typically does {percent(noise.typical)} at most: other weights, another dtype, or a mistake"
     return Text(f"noise: {known}; {more}", style="red")
 
 
