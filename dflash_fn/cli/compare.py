@@ -146,7 +146,8 @@ def _noise(noise: Noise) -> Text:
     if noise.measured is None:
         known = f"only {noise.positions} positions where A and B agree, so not measured but derived"
         return Text(f"noise: {known}; rounding reaches {percent(noise.reach)} of the peak", style="dim")
-    known = f"logits typically {percent(noise.measured)} of the peak apart at {noise.positions} positions where A and B agree"
+    where = f"at {noise.positions} positions where A and B agree"
+    known = f"logits typically {percent(noise.measured)} of the peak apart {where}"
     if noise.plausible:
         return Text(f"noise: {known}; rounding reaches {percent(noise.reach)}", style="dim")
     more = f"rounding typically does {percent(noise.typical)} at most: other weights, another dtype, or a mistake"
