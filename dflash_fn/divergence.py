@@ -51,6 +51,7 @@ class Divergence:
         apart: largest difference between the two rows of logits; None where it is not known.
         bound: how far apart rounding may put them; None where it is not known.
         unknown: why nothing can be said of it; None where the rows are known.
+        reason: why rounding does not explain it, whatever the distances; None where those decide.
     """
 
     what: str
@@ -60,12 +61,13 @@ class Divergence:
     apart: float | None
     bound: float | None
     unknown: str | None = None
+    reason: str | None = None
 
     @property
     def near_tie(self) -> bool:
         """Whether the distance of the logits and both gaps are known, and within what rounding may do."""
         gaps = [gap for gap in (self.ours.gap, self.theirs.gap) if gap is not None]
-        if self.apart is None or self.bound is None or len(gaps) < 2:
+        if self.reason is not None or self.apart is None or self.bound is None or len(gaps) < 2:
             return False
         return self.apart <= self.bound and max(gaps) <= TIE * self.bound
 

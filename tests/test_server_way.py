@@ -16,7 +16,7 @@ from dflash_fn.bench.server_logprobs import Names, read_choice
 from dflash_fn.bench.ways import Answer, Recipe, Way, open_way, parse
 from dflash_fn.cli.commands import app
 from dflash_fn.glimpses import Glimpse, explain_rows
-from dflash_fn.tolerances import PEAK, TIE, bound
+from dflash_fn.tolerances import PEAK, TIE, typical
 from tests.helpers.servers import Refused, misbehaving
 
 pytest.importorskip("torch")
@@ -184,14 +184,14 @@ def glimpses(tokens: Sequence[int]) -> list[Glimpse]:
 def test_ways_of_which_little_is_known(pair):
     first = scripted(pair, Answer([5, 6, 7], glimpses([5, 6, 7])))
     second = scripted(pair, Answer([5, 6, 8], glimpses([5, 6, 8])))
-    (found,) = compare(first, second, [("x", [1, 2])], 3)
+    (found,) = compare(first, second, [("x", [1, 2])], 3).prompts
     assert (found.tokens, found.slots, found.bits_identical, found.same_steps) == (2, (None, None), False, None)
     assert found.divergence is not None
     assert found.divergence.position == 4
-    assert found.divergence.bound == pytest.approx(bound("bfloat16", "logits", pair.target.spec) * PEAK)
+    assert found.divergence.bound == pytest.approx(2.0 * typical("bfloat16", pair.target.spec) * PEAK)
     assert found.explained
     far = Answer([5, 6, 9], [*glimpses([5, 6]), Glimpse(9, {9: 0.0, 7: -TIE * 1000.0})])
-    (found,) = compare(first, scripted(pair, far), [("x", [1, 2])], 3)
+    (found,) = compare(first, scripted(pair, far), [("x", [1, 2])], 3).prompts
     assert not found.explained
 
 
@@ -199,10 +199,10 @@ def test_texts_are_compared_as_texts(pair):
     tokens = pair.tokenizer.encode("import os\nimport sys\n")
     exact = scripted(pair, Answer(tokens, [np.zeros(4, np.float32)] * len(tokens)))
     same = scripted(pair, Answer([], [], text="import os\nimport sys\n"))
-    (found,) = compare(exact, same, [("x", [1])], 9)
+    (found,) = compare(exact, same, [("x", [1])], 9).prompts
     assert (found.tokens, found.divergence) == (len(tokens), None)
     other = scripted(pair, Answer([], [], text="import os\nimport re\n"))
-    (found,) = compare(exact, other, [("x", [1])], 9)
+    (found,) = compare(exact, other, [("x", [1])], 9).prompts
     assert found.divergence is not None
     assert found.divergence.verdict == "unknown: the server gave no log probabilities"
     assert not found.explained
@@ -216,7 +216,7 @@ def test_a_server_that_stops(pair, next_token, explained, swapped):
     went_on = scripted(pair, Answer([5, 6, token, 7], glimpses([5, 6, token, 7])))
     stopped = scripted(pair, Answer([5, 6], glimpses([5, 6]), ended=True))
     ways = (stopped, went_on) if swapped else (went_on, stopped)
-    (found,) = compare(*ways, [("x", [1])], 4)
+    (found,) = compare(*ways, [("x", [1])], 4).prompts
     assert (found.tokens, found.explained) == (2, explained)
     if not explained:
         assert found.divergence is not None
@@ -225,7 +225,7 @@ def test_a_server_that_stops(pair, next_token, explained, swapped):
         assert sides == ((stop, 9) if swapped else (9, stop))
     (found,) = compare(
         went_on, replace(stopped, answer=lambda ids, count: Answer([5, 6], glimpses([5, 6]))), [("x", [1])], 4
-    )
+    ).prompts
     assert found.explained  # it had emitted all that it was asked for
 
 
@@ -233,7 +233,7 @@ def test_a_server_that_shows_its_stop_token(pair):
     (stop,) = pair.target.spec.eos_token_ids
     went_on = scripted(pair, Answer([5, stop, 7], glimpses([5, stop, 7])))
     stopped = scripted(pair, Answer([5, stop], glimpses([5, stop]), ended=True))
-    (found,) = compare(went_on, stopped, [("x", [1])], 3)
+    (found,) = compare(went_on, stopped, [("x", [1])], 3).prompts
     assert (found.tokens, found.divergence) == (2, None)
 
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dflash_fn import errors
+from dflash_fn.bench.noise import Noise, distances, measure
 from dflash_fn.bench.ways import Answer, Way
 from dflash_fn.divergence import Divergence, Top2, first_difference
-from dflash_fn.glimpses import Glimpse, explain_rows
-from dflash_fn.tolerances import UNIT, bound
+from dflash_fn.glimpses import Glimpse, Row, explain_rows
 
-__all__ = ["Compared", "check_comparable", "compare"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How far rounding reaches: relative to a row's peak, and the peak where a row does not show it."""
-
-    relative: float
-    peak: float
+__all__ = ["Compared", "Comparison", "check_comparable", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +28,7 @@ class Compared:
         bits_identical: whether all logits up to there are known and agree bit for bit.
         same_steps: whether both took the same steps up to there, with the same numbers of accepted tokens; None where
             one of them has no blocks.
+        promised: whether the contract promises the same bits.
     """
 
     name: str
@@ -44,11 +37,43 @@ class Compared:
     slots: tuple[int | None, int | None]
     bits_identical: bool
     same_steps: bool | None = None
+    promised: bool = False
 
     @property
     def explained(self) -> bool:
-        """Whether the ways agree, or part where rounding may decide."""
-        return self.divergence is None or self.divergence.near_tie
+        """Whether the ways agree, in their bits where those are promised, or part where rounding may decide."""
+        if self.divergence is None:
+            return self.bits_identical or not self.promised
+        return self.divergence.near_tie
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All prompts.
+
+    Attributes:
+        prompts: one result each.
+        noise: what they were judged by.
+    """
+
+    prompts: tuple[Compared, ...]
+    noise: Noise
+
+
+@dataclass(frozen=True, slots=True)
+class _Parted:
+    """What is left of two answers until all prompts are there: the rows at which they part, and distances before."""
+
+    name: str
+    tokens: int
+    position: int
+    slots: tuple[int | None, int | None]
+    bits: bool
+    steps: bool | None
+    apart: Sequence[float]
+    rows: tuple[Row, Row] | None = None
+    chosen: tuple[int, int] = (0, 0)
+    stopped: Divergence | None = None
 
 
 def check_comparable(first: Way, second: Way) -> None:
@@ -60,24 +85,41 @@ def check_comparable(first: Way, second: Way) -> None:
         )
 
 
-def compare(first: Way, second: Way, prompts: Iterable[tuple[str, Sequence[int]]], count: int) -> Iterator[Compared]:
-    """Decode each prompt both ways, `count` tokens, and compare; one result at a time.
+def compare(
+    first: Way,
+    second: Way,
+    prompts: Iterable[tuple[str, Sequence[int]]],
+    count: int,
+    advance: Callable[[], object] = lambda: None,
+) -> Comparison:
+    """Decode each prompt both ways, `count` tokens, and compare.
 
-    Both bounds are relative to the logits' peak and derived for the coarser of the two dtypes. Where a server tells
-    neither tokens nor log probabilities, both ways' texts are tokenized alike, and positions are those of that.
+    How far rounding reaches is measured on all prompts together, where the ways agree (`dflash_fn.bench.noise`), so
+    nothing is judged before the last. Where a server tells neither tokens nor log probabilities, both ways' texts are
+    tokenized alike, and positions are those of that.
+
+    Args:
+        first: a way.
+        second: another.
+        prompts: names and token ids.
+        count: tokens to emit.
+        advance: called after each prompt.
 
     Raises:
         InputError: vocabularies of different sizes.
         ServerError: a server does not answer.
     """
     check_comparable(first, second)
-    coarser = max(first.dtype, second.dtype, key=UNIT.__getitem__)
-    limit = Limit(bound(coarser, "logits", first.spec), max(first.peak, second.peak))
+    peak = max(first.peak, second.peak)
+    parted: list[_Parted] = []
     for name, ids in prompts:
         answers = first.answer(ids, count), second.answer(ids, count)
         if any(answer.text is not None for answer in answers):
-            answers = tuple(_reread(way, answer) for way, answer in zip((first, second), answers, strict=True))
-        yield _compared(name, len(ids), answers[0], answers[1], limit, first.spec.eos_token_ids)
+            answers = _reread(first, answers[0]), _reread(second, answers[1])
+        parted.append(_part(name, len(ids), answers[0], answers[1], peak, first.spec.eos_token_ids))
+        advance()
+    noise = measure(first, second, [apart for one in parted for apart in one.apart])
+    return Comparison(tuple(_judged(one, noise, peak) for one in parted), noise)
 
 
 def _reread(way: Way, answer: Answer) -> Answer:
@@ -91,18 +133,32 @@ def _reread(way: Way, answer: Answer) -> Answer:
     return Answer(tokens, [Glimpse(token) for token in tokens], ended=ended)
 
 
-def _compared(name: str, begun: int, first: Answer, second: Answer, limit: Limit, stops: tuple[int, ...]) -> Compared:
+def _part(name: str, begun: int, first: Answer, second: Answer, peak: float, stops: tuple[int, ...]) -> _Parted:
     index = first_difference(first.tokens, second.tokens)
     agreed = min(len(first.tokens), len(second.tokens)) if index is None else index
-    same = _same_bits(first, second, agreed)
     steps = list(first.slots[:agreed]) == list(second.slots[:agreed]) if first.slots and second.slots else None
+    known = _same_bits(first, second, agreed), steps, distances(first, second, agreed, peak)
     if index is None:
         gone = _stopped(name, begun + agreed, first, second, stops)
-        return Compared(name, agreed, gone, (None, None), same, steps)
-    rows, chosen = (first.logits[index], second.logits[index]), (first.tokens[index], second.tokens[index])
-    found = explain_rows(name, begun + index, *rows, chosen, relative_bound=limit.relative, peak=limit.peak)
+        return _Parted(name, agreed, begun + agreed, (None, None), *known, stopped=gone)
     slots = tuple(answer.slots[index] if answer.slots else None for answer in (first, second))
-    return Compared(name, agreed, found, (slots[0], slots[1]), same, steps)
+    rows, chosen = (first.logits[index], second.logits[index]), (first.tokens[index], second.tokens[index])
+    return _Parted(name, agreed, begun + index, (slots[0], slots[1]), *known, rows, chosen)
+
+
+def _judged(one: _Parted, noise: Noise, peak: float) -> Compared:
+    gone = one.stopped
+    if one.rows is not None:
+        gone = explain_rows(
+            one.name,
+            one.position,
+            *one.rows,
+            one.chosen,
+            relative_bound=noise.reach,
+            peak=peak,
+            reason=noise.reason(),
+        )
+    return Compared(one.name, one.tokens, gone, one.slots, one.bits, one.steps, noise.promised)
 
 
 def _same_bits(first: Answer, second: Answer, agreed: int) -> bool:

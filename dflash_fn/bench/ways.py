@@ -104,6 +104,7 @@ class Way:
         tokenizer: of its target; None if it has none.
         answer: takes token ids and how many tokens to emit, past all stop tokens.
         peak: the largest magnitude of its logits, where it does not tell them.
+        promise: port, dtype and width, for ours: the contract promises the same bits where all three are the same.
     """
 
     name: str
@@ -112,13 +113,14 @@ class Way:
     tokenizer: Any
     answer: Callable[[Sequence[int], int], Answer]
     peak: float = PEAK
+    promise: tuple[str, str, int] | None = None
 
 
 def parse(text: str) -> Recipe:
     """Read a recipe.
 
     Raises:
-        InputError: an unknown engine or key, or a number that is none.
+        InputError: an unknown engine or key, a key given twice, or a number that is none.
 
     Example:
         >>> parse("ours,block=4,port=mlx").block
@@ -135,6 +137,8 @@ def parse(text: str) -> Recipe:
         if key not in KEYS[engine] or not value:
             expected = ", ".join(f"{name}=..." for name in KEYS[engine])
             raise errors.InputError(f"way {text!r}: got {option!r}, expected one of: {expected}")
+        if key in given:
+            raise errors.InputError(f"way {text!r}: got {key}= twice, expected it once")
         given[key] = _number(text, key, value) if key in NUMBERS else value
     return _checked(text, Recipe(engine, **given))
 
@@ -197,7 +201,14 @@ def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | Non
     def answer(ids: Sequence[int], count: int) -> Answer:
         return _decoded(pair, ids, count, block, width, make() if make else None)
 
-    return Way(text, pair.target.dtype, pair.target.spec, pair.tokenizer, answer)
+    return Way(
+        text,
+        pair.target.dtype,
+        pair.target.spec,
+        pair.tokenizer,
+        answer,
+        promise=(recipe.port, pair.target.dtype, width),
+    )
 
 
 def _decoded(pair: Pair, ids: Sequence[int], count: int, block: int, width: int, proposer: Proposer | None) -> Answer:
