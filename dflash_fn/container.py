@@ -6,11 +6,12 @@ in the header. The digest covers header and arrays, so that a file that was cut 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from dflash_fn import errors
 
-__all__ = ["Bits", "check_file_place", "read", "write"]
+__all__ = ["Bits", "check_file_place", "read", "replaced", "write"]
 
 VERSION = 1
 
@@ -57,7 +58,8 @@ def write(path: Path, kind: str, header: Mapping[str, Any], arrays: Mapping[str,
     try:
         place = path.resolve()
         check_file_place(place)
-        _replace(place, content)
+        with replaced(place) as beside, beside.open("xb") as made:
+            made.write(content)
     except OSError as error:
         raise errors.CacheFolderError(f"{path}: cannot be written ({error.strerror or error})") from None
 
@@ -70,19 +72,23 @@ def check_file_place(path: Path) -> None:
         )
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside the place and move there; the mode is what the umask leaves, as for any file of the user's."""
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Hand out a place beside a file, to write to; it moves there when the block ends without an error.
+
+    The mode is what the umask leaves, as for any file of the user's.
+
+    Raises:
+        OSError: it cannot be written, flushed or moved; nothing half-written stays.
+    """
     beside = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        with os.fdopen(handle, "wb") as made:
-            made.write(content)
-            made.flush()
-            os.fsync(made.fileno())
+        yield beside
+        with beside.open("r+b") as written:
+            os.fsync(written.fileno())
         beside.replace(path)
-    except BaseException:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Bits]]:

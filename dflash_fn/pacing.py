@@ -181,7 +181,7 @@ def auto(state: DecodeState, pair: Pair, *, proposer: Proposer | None = None) ->
         >>> state = dflash_fn.prefill(pair, "def add(a, b):")
         >>> state = dflash_fn.decode(state, pair, max_new_tokens=8, block_size=pacing.auto(state, pair))
     """
-    if pair.target.shared:
+    if pair.target.processes > 1:
         raise errors.InputError(
             "block_size auto: the pair is shared by several processes, whose clocks would choose different blocks; "
             "give a number, or the same costs to each: pacing.Adaptive({1: ..., 8: ...})"

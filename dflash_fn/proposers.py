@@ -15,10 +15,15 @@ from dflash_fn.checks import check_count
 from dflash_fn.records import Array, DecodeState, Pair, Proposer
 from dflash_fn.steps import propose
 
-__all__ = ["BLOCK", "PROPOSERS", "continuation", "lookup_or_draft", "ngram", "occurred"]
+__all__ = ["BLOCK", "PROPOSERS", "continuation", "lookup_or_draft", "ngram", "occurred", "own_block"]
 
 BLOCK = 8
 """The block size of a proposer where no draft brings its own."""
+
+
+def own_block(pair: Pair, *, proposes: bool) -> int:
+    """Return the block size where none is named: the draft's; without a draft `BLOCK` for a proposer, and else 1."""
+    return BLOCK if proposes and pair.draft is None else pair.block_size
 
 
 def continuation(tokens: Sequence[int], count: int, *, longest: int = 4) -> list[int]:

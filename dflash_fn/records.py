@@ -69,6 +69,7 @@ class Model(Generic[Spec]):
         device: the port's name of the device, such as `cpu` or `cuda:0`.
         source: where the weights came from; None for weights made by hand.
         layout: how the port has spread them over devices or processes, in words; `whole` where it has not.
+        processes: how many hold a share of each layer; all must take the same steps.
     """
 
     spec: Spec
@@ -77,11 +78,7 @@ class Model(Generic[Spec]):
     device: str
     source: Source | None = None
     layout: str = "whole"
-
-    @property
-    def shared(self) -> bool:
-        """Whether other processes hold the rest of each layer, so that all must take the same steps."""
-        return self.layout.startswith("share ")
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from dflash_fn import errors
 
-__all__ = ["Message", "TextStream", "chat_prompt", "feed", "flush", "next_turn"]
+__all__ = ["Message", "TextStream", "chat_prompt", "conversation_ids", "encoded", "feed", "flush", "next_turn"]
 
 Message: TypeAlias = dict[str, str]
 """`{"role": "user", "content": "..."}`, as chat templates read it."""
@@ -131,6 +131,38 @@ def _shorten(tokenizer: Any, window: tuple[int, ...], text: str, given: int) -> 
     if not tail.endswith(text[given - 1 :]):
         return window, given
     return short, len(tail) - (len(text) - given)
+
+
+def encoded(tokenizer: Any, prompt: str, *, raw: bool) -> list[int]:
+    """Return a prompt's token ids, in the chat template if there is one and `raw` is False."""
+    return conversation_ids(tokenizer, [{"role": "user", "content": prompt}], raw=raw)
+
+
+def conversation_ids(
+    tokenizer: Any, messages: Sequence[Message], *, raw: bool = False, thinking: bool | None = None
+) -> list[int]:
+    """Return the token ids of a conversation, up to where the answer begins.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: the conversation, last message by the user.
+        raw: whether the messages are lines of one text that is to go on, as they are for a tokenizer without a
+            template.
+        thinking: see `chat_prompt`.
+
+    Raises:
+        InputError: the template refuses the messages, or thinking is asked of a template without a switch for it, or
+            of a tokenizer without a template.
+    """
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if thinking is not None and not raw and not has_template:
+        raise errors.InputError(
+            "thinking: is a switch of chat templates, and the tokenizer has none; leave --thinking and --no-thinking "
+            "out"
+        )
+    if raw or not has_template:
+        return list(tokenizer.encode("\n".join(message["content"] for message in messages)))
+    return chat_prompt(tokenizer, messages, thinking=thinking)
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[Message], *, thinking: bool | None = None) -> list[int]:

@@ -26,13 +26,13 @@ from dflash_fn.bench import (
     warm_up,
 )
 from dflash_fn.bench.clock import Clock
-from dflash_fn.bench.common import conversation_ids
 from dflash_fn.bench.contenders import parse_blocks
 from dflash_fn.bench.estimates import quantile, quotient
 from dflash_fn.bench.questions import SETS, digest
 from dflash_fn.bench.ranks import World
 from dflash_fn.bench.reply_files import REPLIES
 from dflash_fn.bench.tables import as_object, failures, grids
+from dflash_fn.text import conversation_ids
 
 # questions
 

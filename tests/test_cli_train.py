@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from dflash_fn.cli.train import TrainRequest, options_of
 from dflash_fn.train import texts
 from dflash_fn.train.options import TrainOptions, from_dict
 from dflash_fn.train.overlap import exclude
+from tests.helpers.fixtures import own_threads as own_threads
 
 CONFIG = Path(dflash_fn.__file__).parent / "config"
 PROMPTS = ("def add(first, second):\n    '''Return the sum of two numbers that are not too large.'''\n", "import os\n")
@@ -73,13 +73,7 @@ def small(prompts: Path) -> list[str]:
     return [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_threads() -> Iterator[None]:
-    """Put back the threads that a run sets."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from dflash_fn.train import answers, checkpoints, evaluation, fitting, order, te
 from dflash_fn.train.budget import Budget
 from dflash_fn.train.options import CorpusOptions, EvalOptions, FitOptions, TargetOptions, TextOptions, TrainOptions
 from tests.helpers import training
+from tests.helpers.fixtures import own_threads as own_threads
 from tests.helpers.training import DESIGN, FIT, draft_run, prepare, task_of, train
 
 torch = pytest.importorskip("torch")
@@ -34,13 +34,7 @@ from torch import Tensor  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_threads() -> Iterator[None]:
-    """Put back the threads that a run sets."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("own_threads")
 
 
 @pytest.fixture(scope="module")

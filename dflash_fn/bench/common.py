@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dflash_fn import errors, text, zoo
+from dflash_fn import errors, zoo
 from dflash_fn.load import load_pair
 from dflash_fn.records import Pair
+from dflash_fn.text import encoded
 
-__all__ = ["add_pair_options", "conversation_ids", "encoded", "folders", "load", "markdown", "prompt_ids", "track"]
+__all__ = ["add_pair_options", "folders", "load", "markdown", "prompt_ids", "track"]
 
 
 def add_pair_options(parser: argparse.ArgumentParser) -> None:
@@ -46,38 +47,6 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 def prompt_ids(pair: Pair, prompt: str, *, raw: bool) -> list[int]:
     """Return a prompt's token ids, in the chat template if the tokenizer has one and `raw` is False."""
     return encoded(pair.tokenizer, prompt, raw=raw)
-
-
-def encoded(tokenizer: Any, prompt: str, *, raw: bool) -> list[int]:
-    """Return a prompt's token ids, in the chat template if there is one and `raw` is False."""
-    return conversation_ids(tokenizer, [{"role": "user", "content": prompt}], raw=raw)
-
-
-def conversation_ids(
-    tokenizer: Any, messages: Sequence[text.Message], *, raw: bool = False, thinking: bool | None = None
-) -> list[int]:
-    """Return the token ids of a conversation, up to where the answer begins.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-        messages: the conversation, last message by the user.
-        raw: whether the messages are lines of one text that is to go on, as they are for a tokenizer without a
-            template.
-        thinking: see `dflash_fn.text.chat_prompt`.
-
-    Raises:
-        InputError: the template refuses the messages, or thinking is asked of a template without a switch for it, or
-            of a tokenizer without a template.
-    """
-    has_template = bool(getattr(tokenizer, "chat_template", None))
-    if thinking is not None and not raw and not has_template:
-        raise errors.InputError(
-            "thinking: is a switch of chat templates, and the tokenizer has none; leave --thinking and --no-thinking "
-            "out"
-        )
-    if raw or not has_template:
-        return list(tokenizer.encode("\n".join(message["content"] for message in messages)))
-    return text.chat_prompt(tokenizer, messages, thinking=thinking)
 
 
 def track(items: Sequence[Any], what: str) -> Iterator[Any]:

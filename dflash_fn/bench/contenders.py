@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from dflash_fn import errors
-from dflash_fn.proposers import BLOCK
+from dflash_fn.proposers import own_block
 from dflash_fn.records import Pair
 
 __all__ = ["AUTO", "ENGINES", "KINDS", "LEAD", "Contender", "check_blocks", "contenders", "parse_blocks", "parse_ways"]
@@ -142,7 +142,7 @@ def contenders(
         InputError: a way that this pair or port cannot have, a block wider than the port verifies, or blocks that no
             way takes.
     """
-    own = pair.block_size if pair.draft else BLOCK
+    own = own_block(pair, proposes=True)
     asked: Sequence[tuple[str, Block | None]] = [(kind, None) for kind in _usual(pair, word)] if ways is None else ways
     check_blocks(asked, blocks, word)
     found: list[Contender] = []

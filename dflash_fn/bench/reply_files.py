@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from dflash_fn import errors
 from dflash_fn.bench.asking import Key, Record
 from dflash_fn.bench.replies import Reply
+from dflash_fn.container import replaced
 
 __all__ = ["REPLIES", "ReplyFolder"]
 
@@ -107,9 +108,8 @@ class ReplyFolder:
     def finish(self, records: Iterable[Record]) -> None:
         """Write `replies.jsonl` anew, with these records and their order, in place of all files of replies."""
         self.close()
-        made = self.folder / (REPLIES + ".new")
-        made.write_text("".join(_line_of(record) + "\n" for record in records), encoding="utf-8")
-        made.replace(self.folder / REPLIES)
+        with replaced(self.folder / REPLIES) as made:
+            made.write_text("".join(_line_of(record) + "\n" for record in records), encoding="utf-8")
         for path in self.folder.glob("replies.*.jsonl"):
             path.unlink(missing_ok=True)
 

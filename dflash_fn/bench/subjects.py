@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from dflash_fn import errors
 from dflash_fn.bench.clock import Clock, TimedPort, finisher
-from dflash_fn.bench.common import conversation_ids
 from dflash_fn.bench.contenders import Contender
 from dflash_fn.bench.engines import Decode, Decoded, generate, mlx_lm, upstream
 from dflash_fn.bench.replies import Reply, Subject
@@ -19,7 +18,7 @@ from dflash_fn.pacing import Adaptive, measure
 from dflash_fn.port import Port
 from dflash_fn.proposers import PROPOSERS
 from dflash_fn.records import Pace, Pair, Proposer
-from dflash_fn.text import Message
+from dflash_fn.text import Message, conversation_ids
 
 __all__ = ["Manner", "open_subject", "open_subjects"]
 

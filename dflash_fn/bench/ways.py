@@ -16,7 +16,7 @@ from dflash_fn.glimpses import Row
 from dflash_fn.load import load_pair, read_tokenizer
 from dflash_fn.loop import rounds
 from dflash_fn.opening import prefill
-from dflash_fn.proposers import BLOCK, PROPOSERS
+from dflash_fn.proposers import PROPOSERS, own_block
 from dflash_fn.records import Pair, Proposer
 from dflash_fn.registry import get_port
 from dflash_fn.sources import Source, resolve
@@ -195,7 +195,7 @@ def _ours(text: str, recipe: Recipe, target: str | Path, draft: str | Path | Non
     named = recipe.draft if recipe.draft not in ("none", *PROPOSERS) else None
     pair = load_pair(target, None if without else named or draft, port=recipe.port, dtype=recipe.dtype or "float32")
     make = PROPOSERS.get(recipe.draft or "")
-    block = recipe.block or (1 if recipe.draft == "none" else BLOCK if make and not pair.draft else pair.block_size)
+    block = recipe.block or (1 if recipe.draft == "none" else own_block(pair, proposes=make is not None))
     width = recipe.width or block
 
     def answer(ids: Sequence[int], count: int) -> Answer:

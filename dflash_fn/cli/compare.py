@@ -74,8 +74,8 @@ def _places(load: PairOptions) -> tuple[Any, Any]:
 
 
 def _prompts(way: Way, prompts: Sequence[str], data: Sequence[str], raw: bool) -> list[tuple[str, list[int]]]:
-    from dflash_fn.bench.common import encoded
     from dflash_fn.prompts import read_rows
+    from dflash_fn.text import encoded
 
     named = [(f"prompt {index}", text) for index, text in enumerate(prompts, start=1)] + read_rows(data)
     if not named:

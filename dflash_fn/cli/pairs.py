@@ -13,7 +13,7 @@ import typer
 from dflash_fn.cli import signals, terminal
 from dflash_fn.cli.options import Options, PairOptions
 from dflash_fn.errors import InputError
-from dflash_fn.proposers import BLOCK, PROPOSERS
+from dflash_fn.proposers import PROPOSERS, own_block
 
 if TYPE_CHECKING:
     from dflash_fn.records import Pair, Proposer
@@ -110,8 +110,8 @@ def block_and_width(options: Options, pair: Pair) -> tuple[int, int]:
     Raises:
         InputError: the port does not verify that many, or the width has no room for the draft's own block size.
     """
-    given, own = options.given_block, BLOCK if options.load.word and not pair.draft else pair.block_size
-    block = given if given is not None else own
+    given = options.given_block
+    block = given if given is not None else own_block(pair, proposes=options.load.word is not None)
     name = "--block-size" if given is not None else "the draft's block size"
     _check_most(pair, name, block, flag="--block-size")
     width = options.width if options.width is not None else min(max(block, pair.block_size), pair.port.max_width)

@@ -130,8 +130,8 @@ def _run(
 ) -> None:  # fmt: skip
     """Run all policies on a text before the next one, so that a machine that slows down slows all of them."""
     from dflash_fn import decode, prefill
-    from dflash_fn.bench.common import encoded
     from dflash_fn.bench.policy_runs import run_text
+    from dflash_fn.text import encoded
 
     encodings = [encoded(pair.tokenizer, text, raw=options.raw) for _, text in prompts]
     # the first step of a process pays for what the others find warm

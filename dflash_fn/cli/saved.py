@@ -13,7 +13,7 @@ from dflash_fn.cli import terminal
 from dflash_fn.cli.answer import extended
 from dflash_fn.cli.options import Options, PairOptions
 from dflash_fn.errors import InputError
-from dflash_fn.proposers import BLOCK
+from dflash_fn.proposers import own_block
 from dflash_fn.records import StopReason
 from dflash_fn.text import Message, next_turn
 
@@ -109,8 +109,9 @@ def text_of(state: DecodeState, pair: Pair) -> str:
 
 def block_size(options: Options, pair: Pair, state: DecodeState) -> int:
     """Return the block size to go on with: the draft's own, unless that is more than the state's width."""
-    own = BLOCK if options.load.word and not pair.draft else pair.block_size
-    return options.given_block if options.given_block is not None else min(own, state.width)
+    if options.given_block is not None:
+        return options.given_block
+    return min(own_block(pair, proposes=options.load.word is not None), state.width)
 
 
 def save(options: Options, state: DecodeState, pair: Pair) -> None:

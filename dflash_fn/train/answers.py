@@ -21,7 +21,7 @@ from dflash_fn.policies import match
 from dflash_fn.prompts import turns_of
 from dflash_fn.records import Pair
 from dflash_fn.sampling import Sampling
-from dflash_fn.text import Message, chat_prompt
+from dflash_fn.text import Message, chat_prompt, encoded
 from dflash_fn.train.options import TextOptions
 from dflash_fn.train.order import numbers, subseed
 
@@ -137,7 +137,7 @@ def _before_user_turn(tokenizer: Any) -> str:
 
 
 def _user(tokenizer: Any, text: str) -> Asked:
-    return Asked(tuple(chat_prompt(tokenizer, [{"role": "user", "content": text}])))
+    return Asked(tuple(encoded(tokenizer, text, raw=False)))
 
 
 def ask_given(pair: Pair, files: Sequence[str]) -> tuple[Ask, int]:
@@ -170,7 +170,7 @@ def _given(pair: Pair, line: str, where: str) -> Asked:
     templated = bool(getattr(pair.tokenizer, "chat_template", None))
     if messages is None:
         (text, *_) = turns_of(record, where)
-        return _user(pair.tokenizer, text) if templated else Asked(tuple(pair.tokenizer.encode(text)))
+        return _user(pair.tokenizer, text)
     if not templated:
         raise errors.InputError(f"{where}: holds a conversation, and the target's tokenizer has no chat template")
     if messages[-1]["role"] != "assistant":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_fn import errors
+from dflash_fn import container, errors
 
 __all__ = ["array_digest", "fresh_folder", "read_json", "replaced", "write_array", "write_json", "write_text"]
 
@@ -26,17 +25,12 @@ def replaced(path: Path) -> Iterator[Path]:
     Raises:
         CacheFolderError: the folder is missing, full or read only; nothing half-written stays.
     """
-    beside = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
-        with beside.open("rb") as written:
-            os.fsync(written.fileno())
-        beside.replace(path)
+        with container.replaced(path) as beside:
+            yield beside
     except OSError as error:
         raise errors.CacheFolderError(f"{path}: cannot be written ({error.strerror or error})") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def load_target(share: Share, source: Source, spec: TargetSpec, dtype: str, kind
         head_of=functools.partial(share.head, size=spec.vocab_size),
     )
     weights = replace(weights, layers=share.summing(weights.layers))
-    return Model(spec, weights, dtype, share.device, source, share.layout)
+    return Model(spec, weights, dtype, share.device, source, share.layout, share.count)
 
 
 def load_draft(
@@ -40,7 +40,7 @@ def load_draft(
     view = functools.partial(share.tensors, delta=spec.delta)
     weights = read_draft(source, share.spec(spec), kind, share.device, view=view)
     weights = replace(weights, layers=share.summing(weights.layers))
-    return Model(spec, weights, target.dtype, share.device, source, share.layout)
+    return Model(spec, weights, target.dtype, share.device, source, share.layout, share.count)
 
 
 def whole(share: Share, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

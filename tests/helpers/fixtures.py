@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 import dflash_fn
@@ -9,7 +11,7 @@ from dflash_fn import errors
 from dflash_fn.port import Port
 from tests.helpers.tiny import Checkpoints
 
-__all__ = ["DTYPES", "checkpoints", "need_dtype", "port"]
+__all__ = ["DTYPES", "checkpoints", "need_dtype", "own_threads", "port"]
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -27,6 +29,15 @@ def port(request: pytest.FixtureRequest) -> Port:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """Checkpoint folders and pairs, each made once."""
     return Checkpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def own_threads() -> Iterator[None]:
+    """Put back the threads of torch that a training run sets."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def need_dtype(port: Port, dtype: str) -> None:

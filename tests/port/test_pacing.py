@@ -70,7 +70,7 @@ def test_measuring_leaves_the_state_and_goes_past_stops(pair: Pair) -> None:
 
 
 def test_a_pair_that_processes_share_is_refused(pair: Pair) -> None:
-    shared = replace(pair, target=replace(pair.target, layout="share 1 of 2"))
+    shared = replace(pair, target=replace(pair.target, processes=2))
     with pytest.raises(errors.InputError, match="whose clocks would choose different blocks"):
         pacing.auto(prefill(pair, PROMPTS, width=4), shared)
 

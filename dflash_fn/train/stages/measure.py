@@ -8,7 +8,7 @@ from typing import Any
 from dflash_fn.load import load_pair
 from dflash_fn.prompts import read
 from dflash_fn.records import Pair
-from dflash_fn.text import chat_prompt
+from dflash_fn.text import encoded
 from dflash_fn.train import card, evaluation, files
 from dflash_fn.train.options import digest
 from dflash_fn.train.run import Run
@@ -75,13 +75,9 @@ def _prompt_sets(run: Run, pair: Pair) -> dict[str, list[tuple[str, list[int]]]]
         sets["held-out files"] = [(name, ids[: options.file_prompt]) for name, ids in heads]
     for file in options.prompts:
         rows = read(file)[: options.rows]
-        templated = not options.raw and bool(getattr(pair.tokenizer, "chat_template", None))
-        named = [(f"{Path(file).stem}/{i}", _ids(pair, turns[0], templated)) for i, turns in enumerate(rows)]
+        named = [
+            (f"{Path(file).stem}/{i}", encoded(pair.tokenizer, turns[0], raw=options.raw))
+            for i, turns in enumerate(rows)
+        ]
         sets[Path(file).stem] = [(name, ids) for name, ids in named if len(ids) < room]
     return {name: prompts for name, prompts in sets.items() if prompts}
-
-
-def _ids(pair: Pair, prompt: str, templated: bool) -> list[int]:
-    if templated:
-        return chat_prompt(pair.tokenizer, [{"role": "user", "content": prompt}])
-    return list(pair.tokenizer.encode(prompt))

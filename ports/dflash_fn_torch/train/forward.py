@@ -20,7 +20,7 @@ from dflash_fn_torch.attention import Reach
 from dflash_fn_torch.draft import draft_sights
 from dflash_fn_torch.ops import rms_norm, rope_at, rotate
 
-__all__ = ["Parameters", "draft_hidden", "first_attention", "own_mask", "past_mask"]
+__all__ = ["Parameters", "context_of", "draft_hidden", "first_attention", "own_mask", "past_mask"]
 
 Parameters = Mapping[str, Tensor]
 """A draft's weights in upstream's names."""
@@ -52,6 +52,13 @@ def own_mask(reach: Reach, slots: int, device: torch.device) -> Bool[Tensor, "sl
     return seen if reach.window is None else seen & (distance.abs() < reach.window)
 
 
+def context_of(
+    spec: DraftSpec, weights: Parameters, features: Float[Tensor, "texts length tapped"]
+) -> Float[Tensor, "texts length hidden"]:
+    """Return what every layer makes its keys and values of the context from."""
+    return rms_norm(F.linear(features, weights["fc.weight"]), weights["hidden_norm.weight"], spec.norm_eps)
+
+
 def draft_hidden(
     spec: DraftSpec,
     weights: Parameters,
@@ -76,7 +83,7 @@ def draft_hidden(
     Source:
         arXiv 2602.06036, section 4, "random anchor sampling".
     """
-    context = rms_norm(F.linear(features, weights["fc.weight"]), weights["hidden_norm.weight"], spec.norm_eps)
+    context = context_of(spec, weights, features)
     angles = _angles(spec, features, anchors, block.shape[2])
     x = block * spec.input_embedding_scale if spec.input_embedding_scale != 1.0 else block
     reaches = draft_sights(spec).reaches
@@ -94,7 +101,7 @@ def first_attention(
     anchors: Integer[Tensor, "texts blocks"],
 ) -> Float[Tensor, "texts blocks slots hidden"]:
     """Return what the first layer's attention adds to each slot; the arguments are those of `draft_hidden`."""
-    context = rms_norm(F.linear(features, weights["fc.weight"]), weights["hidden_norm.weight"], spec.norm_eps)
+    context = context_of(spec, weights, features)
     bias = _bias(draft_sights(spec).reaches[0], anchors, block.shape[2], features.shape[1])
     h = rms_norm(block, weights["layers.0.input_layernorm.weight"], spec.norm_eps)
     return _attention(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dflash_fn.config import DraftSpec
 from dflash_fn_torch.ops import rms_norm
-from dflash_fn_torch.train.forward import first_attention
+from dflash_fn_torch.train.forward import context_of, first_attention
 
 __all__ = ["Sample", "ridge_start"]
 
@@ -69,7 +69,8 @@ def ridge_start(spec: DraftSpec, weights: dict[str, Tensor], sample: Sample) -> 
 def _keys_and_queries(spec: DraftSpec, weights: dict[str, Tensor], sample: Sample) -> dict[str, Tensor]:
     """Let every token's key point one way and the mask token's the other: what is left to score is the distance."""
     mask = _normed(spec, sample.block[0, 0, 1])
-    anchors, past = _normed(spec, sample.block[:, :, 0].flatten(0, 1)), _context(spec, weights, sample).flatten(0, 1)
+    anchors = _normed(spec, sample.block[:, :, 0].flatten(0, 1))
+    past = context_of(spec, weights, sample.features).flatten(0, 1)
     tokens = torch.cat([anchors, past[past.abs().sum(dim=1) > 0]])
     rows, signs = torch.cat([tokens, mask[None] * MASKS]), torch.ones(len(tokens) + 1)
     signs[-1] = -MASKS
@@ -85,11 +86,6 @@ def _keys_and_queries(spec: DraftSpec, weights: dict[str, Tensor], sample: Sampl
 
 def _normed(spec: DraftSpec, x: Tensor) -> Tensor:
     return rms_norm(x, torch.ones(x.shape[-1]), spec.norm_eps)
-
-
-def _context(spec: DraftSpec, weights: dict[str, Tensor], sample: Sample) -> Tensor:
-    fused = torch.nn.functional.linear(sample.features, weights["fc.weight"])
-    return rms_norm(fused, weights["hidden_norm.weight"], spec.norm_eps)
 
 
 def _seen(spec: DraftSpec, weights: dict[str, Tensor], sample: Sample) -> Tensor:
