@@ -258,7 +258,8 @@ def test_mean_of_sglang(server):
 
 def test_as_many_at_once_as_told(server):
     subject = open_server(server.url, concurrency=3)
-    questions = [Question(str(index), ("slow",)) for index in range(9)]
+    server.meeting = threading.Barrier(3)
+    questions = [Question(str(index), ("together",)) for index in range(9)]
     records = list(ask_all([subject], questions, max_new_tokens=16))
     assert [record.reply.tokens for record in records] == [5] * 9
     assert sorted(record.question for record in records) == [str(index) for index in range(9)]

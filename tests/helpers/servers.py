@@ -87,6 +87,8 @@ class Misbehaving:
         texts: what it answers to GET, by path.
         whole: makes the choice of an answer that is not streamed, or raises `Refused`; None answers 500.
         prompt_tokens: as how many such an answer says that it read the prompt.
+        meeting: where questions for `together` wait for each other.
+        most: as many of them were here at once.
     """
 
     def __init__(self) -> None:
@@ -99,6 +101,7 @@ class Misbehaving:
         self.whole: Callable[[dict[str, Any]], dict[str, Any]] | None = None
         self.prompt_tokens: int | None = None
         self.freed = threading.Event()
+        self.meeting = threading.Barrier(1)
         self.busy = 0
         self.most = 0
         self.lock = threading.Lock()
@@ -142,20 +145,14 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.state
         with state.lock:
             state.asked.append(body)
-            state.busy += 1
-            state.most = max(state.most, state.busy)
-        try:
-            if state.whole is not None:
-                self.answer_whole(body, state.whole)
-                return
-            if not body.get("stream"):
-                self.answer_500(body)
-                return
-            what = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-            getattr(self, "answer_" + what.split()[0].replace("-", "_"))(body)
-        finally:
-            with state.lock:
-                state.busy -= 1
+        if state.whole is not None:
+            self.answer_whole(body, state.whole)
+            return
+        if not body.get("stream"):
+            self.answer_500(body)
+            return
+        what = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
+        getattr(self, "answer_" + what.split()[0].replace("-", "_"))(body)
 
     def send(self, code: int, text: str) -> None:
         data = text.encode()
@@ -197,8 +194,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.event(json.dumps({"choices": [], "usage": {"completion_tokens": 5, "prompt_tokens": 2}}))
         self.event("[DONE]")
 
-    def answer_slow(self, body: dict[str, Any]) -> None:
+    def answer_together(self, body: dict[str, Any]) -> None:
+        # Counted until before the answer begins: whoever has an answer may ask again before this thread goes on.
+        state = self.state
+        with state.lock:
+            state.busy += 1
+            state.most = max(state.most, state.busy)
+        state.meeting.wait(DEADLINE)
         time.sleep(0.05)
+        with state.lock:
+            state.busy -= 1
         self.answer_good(body)
 
     def answer_thinking(self, body: dict[str, Any]) -> None:
