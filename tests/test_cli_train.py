@@ -135,6 +135,17 @@ def test_the_model_card_says_what_was_done(run: Path) -> None:
     assert "The same text as without the draft: yes." in text
 
 
+def test_the_model_card_shows_answers_as_they_are(run: Path) -> None:
+    shown = json.loads((run / "eval" / "done.json").read_text())["samples"]
+    assert [one["name"] for one in shown[1:]] == ["own/0", "own/1"]
+    pair = dflash_fn.load_pair(run / "target" / "model", run / "draft")
+    for one, prompt in zip(shown[1:], PROMPTS, strict=True):
+        assert one["prompt"] == prompt
+        state = dflash_fn.decode(dflash_fn.prefill(pair, prompt), pair, max_new_tokens=12)
+        assert one["answer"] == pair.tokenizer.decode(state.tokens[0][-12:])
+    assert f"````python\n{PROMPTS[0]}▶{shown[1]['answer']}\n````" in (run / "MODEL_CARD.md").read_text()
+
+
 def test_held_out_files_are_in_no_training_text(run: Path) -> None:
     import numpy as np
 

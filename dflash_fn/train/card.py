@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_fn.train.options import TrainOptions
 
 __all__ = ["card"]
+
+PROMPT_LINES = 6
+"""Lines of a prompt that a sample shows."""
+
+MARK = "▶"
+"""Where a prompt ends and an answer begins."""
 
 LIMITS = "One run, one seed. tau depends on the text: loops flatter it, so it is split by how repetitive answers are."
 
@@ -25,6 +31,7 @@ def card(options: TrainOptions, facts: Mapping[str, Any]) -> str:
         _section("Data", [*_corpus(facts.get("corpus")), *_texts(options, facts.get("data"))]),
         _section("Training", _training(options, facts)),
         _section("Figures", _figures(options, facts.get("eval") or {})),
+        _section("Samples", _samples((facts.get("eval") or {}).get("samples") or [])),
         _section("Limits", [LIMITS]),
         _section("Licence", [f"{options.licence}, of the weights. Trained by `dflash-fn train`; see options.json."]),
     ]
@@ -109,8 +116,11 @@ def _figures(options: TrainOptions, known: Mapping[str, Any]) -> list[str]:
             f"{options.eval.max_new_tokens} tokens an answer."
         ),
         "",
-        f"| prompts | n | tau | first {first} tokens | by share of distinct 4-grams (n) | n-grams alone |",
-        "| --- | --- | --- | --- | --- | --- |",
+        (
+            f"| prompts | n | tau | first {first} tokens | by share of distinct 4-grams (n) | mean share | "
+            "n-grams alone |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(_row(name, found) for name, found in sets.items()),
         "",
     ]
@@ -129,6 +139,18 @@ def _figures(options: TrainOptions, known: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _samples(shown: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the first answers of each set as they are, each behind the end of its prompt."""
+    if not shown:
+        return []
+    lines = [f"Greedy answers, not chosen: the first of each set. Up to {PROMPT_LINES} lines of the prompt, `{MARK}`."]
+    for one in shown:
+        prompt = one["prompt"].split("\n")[-PROMPT_LINES:]
+        # an answer may hold a fence of its own
+        lines += ["", f"{one['name']}:", "", "````python", "\n".join(prompt) + MARK + one["answer"], "````"]
+    return lines
+
+
 def _row(name: str, found: Mapping[str, Any]) -> str:
     split = "; ".join(f"{key}: {_number(one['tau'])} ({one['prompts']})" for key, one in found["by_distinct"].items())
     cells = (
@@ -137,6 +159,7 @@ def _row(name: str, found: Mapping[str, Any]) -> str:
         _number(found["tau"]),
         _number(found["tau_first"]),
         split,
+        _number(found.get("distinct")),
         _number(found.get("ngrams")),
     )
     return "| " + " | ".join(str(cell) for cell in cells) + " |"

@@ -16,13 +16,16 @@ from dflash_fn.records import Pair, Proposer
 from dflash_fn.train.options import EvalOptions
 from dflash_fn.train.texts import distinct_share
 
-__all__ = ["Answered", "baseline", "bits_per_byte", "evaluate", "exactness", "speed", "summary"]
+__all__ = ["Answered", "baseline", "bits_per_byte", "evaluate", "exactness", "samples", "speed", "summary"]
 
 SPLITS = (0.2, 0.5)
 """Shares of distinct 4-grams between which answers are told apart as loops, repetitive, and other."""
 
 TIMED = 8
 """Prompts that speed is measured on."""
+
+SHOWN = 3
+"""Answers of each set that are kept as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ def _answered(pair: Pair, name: str, ids: Sequence[int], options: EvalOptions, p
 def summary(answers: Sequence[Answered]) -> dict[str, Any]:
     """Return tau over all steps, over the first tokens, and by how repetitive the answers are; None where no step is.
 
+    `distinct` is the mean share of distinct 4-grams in an answer, which loops lower.
+
     Example:
         >>> one = Answered("a", (4, 2), 1, 0.9, ())
         >>> found = summary([one])
@@ -99,6 +104,7 @@ def summary(answers: Sequence[Answered]) -> dict[str, Any]:
         "steps": sum(len(one.emitted) for one in answers),
         "tau": _mean([n for one in answers for n in one.emitted]),
         "tau_first": _mean([n for one in answers for n in one.emitted[: one.first]]),
+        "distinct": _mean([one.distinct for one in answers]),
         "first_slot": _mean([float(n > 1) for one in answers for n in one.emitted]),
         "by_distinct": {
             name: {"prompts": len(group), "tau": _mean([n for one in group for n in one.emitted])}
@@ -140,6 +146,14 @@ def speed(pair: Pair, prompts: Sequence[tuple[str, Sequence[int]]], options: Eva
     return {f"{way}_tokens_per_second": round(rate, 1) for way, rate in rates.items()} | (
         {"times": round(rates["draft"] / rates["plain"], 3)} if len(rates) == 2 else {}
     )
+
+
+def samples(pair: Pair, prompts: Sequence[tuple[str, Sequence[int]]], answers: Sequence[Answered]) -> list[Any]:
+    """Return the text of the first `SHOWN` prompts and answers, for people to look at."""
+    return [
+        {"name": name, "prompt": pair.tokenizer.decode(list(ids)), "answer": pair.tokenizer.decode(list(one.tokens))}
+        for (name, ids), one in zip(prompts[:SHOWN], answers, strict=False)
+    ]
 
 
 def bits_per_byte(pair: Pair, texts: Iterable[str], head_bytes: int) -> float | None:

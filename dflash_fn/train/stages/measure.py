@@ -45,13 +45,14 @@ def _measured(run: Run, pair: Pair) -> dict[str, Any]:
         run.watch("eval", done, total, {})
         run.pause()
 
-    found, exact, timed = {}, True, []
+    found, exact, timed, shown = {}, True, [], []
     for name, prompts in sets.items():
         answered = evaluation.evaluate(pair, prompts, options, advance=advance)
         exact = exact and evaluation.exactness(pair, prompts, answered)
         free = evaluation.baseline(pair, prompts, options)
         found[name] = evaluation.summary(answered) | {"ngrams": free["tau"], "ngrams_first": free["tau_first"]}
         timed += prompts[: evaluation.TIMED // 2]
+        shown += evaluation.samples(pair, prompts, answered)
     held = run.folder / "corpus" / "held_out.json"
     heads = [text for _, text in files.read_json(held)] if held.is_file() else []
     return {
@@ -59,6 +60,7 @@ def _measured(run: Run, pair: Pair) -> dict[str, Any]:
         "exact": exact,
         "bits_per_byte": evaluation.bits_per_byte(pair, heads, options.head_bytes),
         "speed": evaluation.speed(pair, timed, options),
+        "samples": shown,
     }
 
 
