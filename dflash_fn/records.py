@@ -70,6 +70,8 @@ class Model(Generic[Spec]):
         source: where the weights came from; None for weights made by hand.
         layout: how the port has spread them over devices or processes, in words; `whole` where it has not.
         processes: how many hold a share of each layer; all must take the same steps.
+        narrows: whether passes of any number of slots give each slot the same bits. Then a verification is only as
+            wide as its block.
     """
 
     spec: Spec
@@ -79,6 +81,7 @@ class Model(Generic[Spec]):
     source: Source | None = None
     layout: str = "whole"
     processes: int = 1
+    narrows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +199,7 @@ class Branches:
 
     Attributes:
         logits: [R, W, V], the target's logits after the anchor and after each drafted token; slots from B on are
-            padding.
+            padding. [R, B, V] where the target narrows, and so with the rest.
         family: the target caches after 0, 1, ... W more tokens, as one opaque value of the port.
         features: [R, W, L * H] tapped hidden states of the block, or None without a draft.
     """
@@ -244,7 +247,7 @@ class StepInfo:
         emitted: the tokens that each row gained, at most B; () for a row that had stopped before.
         num_accepted: `len(emitted) - 1` where a row emitted, else None. Where a budget or a stop token cut the
             block, the last token that was kept counts as the extra one, so that num_emitted = num_accepted + 1 holds.
-        logits: [R, W, V] of the target; `logits[r, i]` is what `emitted[r][i]` was chosen from, before constraints and
+        logits: [R, W, V] of the target, or [R, B, V] where it narrows; `logits[r, i]` is what `emitted[r][i]` was chosen from, before constraints and
             sampling.
         logprobs: one `TokenLogprob` an emitted token, in the shape of `emitted`; None where they were not asked for.
     """

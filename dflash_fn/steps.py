@@ -92,6 +92,8 @@ def propose(
 def verify(state: DecodeState, pair: Pair, proposal: Proposal) -> Branches:
     """Run the target once over the anchor and the drafted tokens, W slots wide whatever B is.
 
+    Where a slot's bits do not hang on how many there are (`Model.narrows`), only B slots are run.
+
     Raises:
         InputError: the block is wider than the state, has other rows, or the state is another pair's.
 
@@ -248,12 +250,13 @@ def cut(tokens: Sequence[int], stop_token_ids: frozenset[int], room: Room) -> tu
 
 
 def _padded(state: DecodeState, pair: Pair, drafted: Array) -> Array:
-    """Return the anchors, what was drafted, and the anchors again up to the state's width: [R, W]."""
+    """Return the anchors, what was drafted, and the anchors again up to the width that is run: [R, W]."""
     size = drafted.shape[1]
+    width = size + 1 if pair.target.narrows else state.width
     if size == 0:
-        return _anchors(state, pair, state.width)
+        return _anchors(state, pair, width)
     anchors = _anchors(state, pair, 1)
-    return pair.port.xp.concat([anchors, drafted, *[anchors] * (state.width - 1 - size)], axis=1)
+    return pair.port.xp.concat([anchors, drafted, *[anchors] * (width - 1 - size)], axis=1)
 
 
 def _anchors(state: DecodeState, pair: Pair, slots: int, *rest: int) -> Array:

@@ -79,8 +79,25 @@ def test_bits_hold_across_key_counts(port: Port, checkpoints: Checkpoints, borde
 def test_bits_are_the_same_at_every_width(port: Port, checkpoints: Checkpoints, name: str, dtype: str) -> None:
     pair = checkpoints.pair(port, DESIGNS[name], dtype)
     expected = plain(pair, PROMPT, 1, 12)
+    as_wide_as_the_state = replace(pair, target=replace(pair.target, narrows=False))
     for width in (2, 7, 8, 16):
-        assert differing(plain(pair, PROMPT, width, 12).logits[0], expected.logits[0]) == []
+        found = plain(as_wide_as_the_state, PROMPT, width, 12)
+        assert found.infos[-1].logits.shape[1] == width
+        assert differing(found.logits[0], expected.logits[0]) == []
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_verification_is_as_wide_as_its_block_where_that_makes_no_difference(
+    port: Port, checkpoints: Checkpoints, name: str
+) -> None:
+    pair = checkpoints.pair(port, DESIGNS[name])
+    proposer = proposers.at_random(3)
+    for size in (1, 3, 8):
+        found = run(
+            dflash_fn.prefill(pair, PROMPT, width=8), pair, max_new_tokens=12, block_size=size, proposer=proposer
+        )
+        assert found.infos[-1].logits.shape[1] == (8 if name in ("bias", "hybrid") else size)
+        assert differing(found.logits[0], plain(pair, PROMPT, 8, 12).logits[0]) == []
 
 
 def test_rows_have_the_bits_of_their_single_row_runs(port: Port, checkpoints: Checkpoints) -> None:

@@ -129,7 +129,9 @@ class TorchPort:
         if self.compiled:
             _check_compiled(_dtype(name), place)
         weights = read_target(source, spec, _dtype(name), place, compiled=self.compiled)
-        return Model(spec, weights, name, place, source)
+        # A layer that is one call of our own kernels treats any number of slots alike.
+        narrows = all(layer.fused is not None for layer in weights.layers)
+        return Model(spec, weights, name, place, source, narrows=narrows)
 
     def load_draft(
         self, source: Source, spec: DraftSpec, target: Model[TargetSpec], *, bits: int | None = None
