@@ -101,9 +101,11 @@ TINY_CODE_HYBRID = replace(
         TINY_CODE.target or TargetOptions(),
         architecture="qwen3_5",
         inner=416,
-        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=1800),
+        # Its layers take longer, and the draft of `tiny-code` was good enough after half of its steps.
+        fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=1200),
     ),
-    draft=replace(TINY_CODE.draft, inner=512),
+    text=replace(TINY_CODE.text, pieces=8192),
+    draft=replace(TINY_CODE.draft, inner=512, fit=replace(TINY_CODE.draft.fit, steps=3000)),
 )
 
 SMOLLM2 = TrainOptions(
