@@ -247,8 +247,8 @@ class StepInfo:
         emitted: the tokens that each row gained, at most B; () for a row that had stopped before.
         num_accepted: `len(emitted) - 1` where a row emitted, else None. Where a budget or a stop token cut the
             block, the last token that was kept counts as the extra one, so that num_emitted = num_accepted + 1 holds.
-        logits: [R, W, V] of the target, or [R, B, V] where it narrows; `logits[r, i]` is what `emitted[r][i]` was chosen from, before constraints and
-            sampling.
+        logits: [R, W, V] of the target, or [R, B, V] where it narrows; `logits[r, i]` is what `emitted[r][i]` was
+            chosen from, before constraints and sampling.
         logprobs: one `TokenLogprob` an emitted token, in the shape of `emitted`; None where they were not asked for.
     """
 
