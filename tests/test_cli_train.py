@@ -125,6 +125,12 @@ def test_what_a_run_leaves_behind(run: Path) -> None:
     assert fit["digest"] == fingerprint.of_folder(run / "draft")
 
 
+def test_others_may_read_what_the_umask_lets_them_read(run: Path) -> None:
+    mode = (run / "draft" / "config.json").stat().st_mode
+    for file in (run / "draft" / "model.safetensors", run / "target" / "model" / "model.safetensors"):
+        assert file.stat().st_mode == mode
+
+
 def test_the_model_card_says_what_was_done(run: Path) -> None:
     text = (run / "MODEL_CARD.md").read_text()
     corpus = json.loads((run / "corpus" / "done.json").read_text())

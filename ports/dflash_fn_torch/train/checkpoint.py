@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from dflash_fn import errors
@@ -68,4 +68,5 @@ def write_model(folder: Path, config: Mapping[str, Any], weights: Mapping[str, T
     """Write config.json and model.safetensors, in bfloat16."""
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     rounded = {name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in weights.items()}
-    save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
+    # safetensors' own files can be read by nobody else, whatever the umask says
+    (folder / "model.safetensors").write_bytes(save(rounded, metadata={"format": "pt"}))
