@@ -37,7 +37,7 @@ def test_without_a_draft_of_its_own_a_target_repeats_itself_faster():
 
 
 def test_both_ask_the_draft_where_nothing_occurred_before():
-    new = ["generate", "import random", "--max-new-tokens", "24", "--json"]
+    new = ["generate", "class Parser:", "--max-new-tokens", "24", "--json"]
     taus = {}
     for word in ("ngram", "both"):
         done = CliRunner().invoke(app, [*new, "--draft", word])

@@ -152,7 +152,7 @@ def test_bfloat16_keeps_its_dtype(files: Any, fast: Any, words: Any) -> None:
 
 
 def test_a_stop_token_at_every_offset_of_a_block(model: Any, fast: Any, words: Any) -> None:
-    inputs = encoded(words, CODE)
+    inputs = encoded(words, "async def fetch(url):")
     start = inputs["input_ids"].shape[1]
     text = model.generate(**inputs, max_new_tokens=12, eos_token_id=None)[0, start:].tolist()
     assert len(set(text)) > 6

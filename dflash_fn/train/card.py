@@ -33,7 +33,7 @@ def card(options: TrainOptions, facts: Mapping[str, Any]) -> str:
         _section("Figures", _figures(options, facts.get("eval") or {})),
         _section("Samples", _samples((facts.get("eval") or {}).get("samples") or [])),
         _section("Limits", [LIMITS]),
-        _section("Licence", [f"{options.licence}, of the weights. Trained by `dflash-fn train`; see options.json."]),
+        _section("Licence", [f"{options.licence}, of the weights. Trained by `dflash-fn train`: draft/training.json."]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -49,7 +49,15 @@ def _intro(options: TrainOptions, facts: Mapping[str, Any]) -> str:
     size = f", {made['parameters'] / 1e6:.1f} M parameters" if "parameters" in made else ""
     whose = f"`{options.source}`" if target is None else f"a target of {target.layers} layers ({target.architecture})"
     both = ", both trained here" if target else ""
-    return f"A DFlash draft for {whose}{both}: {layers}, mask token {draft.mask_token_id}{size}."
+    lines = [f"A DFlash draft for {whose}{both}: {layers}, mask token {draft.mask_token_id}{size}."]
+    made = facts.get("target") or {}
+    if target and "parameters" in made:
+        lines.append(
+            f"The target: {made['parameters'] / 1e6:.1f} M parameters, embedding and head untied, hidden "
+            f"{target.hidden}, MLP {target.inner}, {target.heads} query and {target.kv_heads} key-value heads of "
+            f"{target.head_dim}, context {target.max_context}. What it writes looks like its data and means nothing."
+        )
+    return "\n".join(lines)
 
 
 def _corpus(known: Mapping[str, Any] | None) -> list[str]:

@@ -67,7 +67,7 @@ QWEN3 = DraftDesign(
 )
 HYBRID = DraftDesign(target=TargetDesign(family="qwen3_5", layers=4, seed=5), seed=131, taps=(0, 2), window=5)
 LONG = np.random.default_rng(7).integers(0, 48, 261).tolist()
-CODE = [459, 969, 1017, 13, 309, 320, 260, 338, 271, 427, 309, 634, 459, 863, 9]
+CODE = [306, 1009, 964, 13, 314, 301, 260, 351, 273, 393, 314, 537, 306, 928, 9]
 """`def add(a, b):`, `return a + b`, `def sub(`, in tokens of tiny-code."""
 
 GOLDEN = {
