@@ -39,7 +39,7 @@ def draw(path: Path, points: Iterable[Mapping[str, Any]], *, names: tuple[str, .
     known = list(points)
     shown = [name for name in names if any(name in point for point in known)] or [names[0]]
     figure = Figure(figsize=(7, 2.6 * len(shown)), layout="constrained")
-    for axes, name in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
+    for axes, name in zip(figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0], shown, strict=True):
         here = [(point["step"], point[name]) for point in known if name in point]
         axes.plot([step for step, _ in here], [value for _, value in here], linewidth=1.2)
         axes.set_ylabel(name)
