@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,28 @@ def test_a_verification_is_as_wide_as_its_block_where_that_makes_no_difference(
         )
         assert found.infos[-1].logits.shape[1] == (8 if name in ("bias", "hybrid") else size)
         assert differing(found.logits[0], plain(pair, PROMPT, 8, 12).logits[0]) == []
+
+
+@pytest.fixture(params=["-march=znver2", "-march=haswell", "-march=x86-64"])
+def tuned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Kernels for another processor, which this one can run."""
+    flags = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not flags.is_file() or not {"avx2", "fma"} < set(flags.read_text().split()):
+        pytest.skip("needs an x86-64 with AVX2")
+    monkeypatch.setenv("DFLASH_FN_CACHE", str(tmp_path))
+    monkeypatch.setattr(native, "_tuning", lambda: request.param)
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+# gcc fuses products and sums by the processor it tunes for, and for Zen not in every copy of a loop.
+@pytest.mark.usefixtures("tuned")
+def test_bits_hold_for_other_processors(checkpoints: Checkpoints) -> None:
+    for name, width in (("qwen3", 8), ("window", 3), ("odd", 13)):
+        design = DESIGNS[name]
+        assert isinstance(design, TargetDesign)
+        check(dflash_fn.load_pair(checkpoints.folder(design), compile=True), PROMPT, width, 16)
 
 
 def test_rows_have_the_bits_of_their_single_row_runs(port: Port, checkpoints: Checkpoints) -> None:

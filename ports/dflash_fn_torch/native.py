@@ -22,7 +22,7 @@ __all__ = ["KINDS", "Layer", "Pass", "Reach", "Stage", "compiler", "library"]
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast")
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=off")
 
 COMPILERS = ("c++", "g++", "clang++")
 """Asked for in this order where the environment names none in `CXX`."""
