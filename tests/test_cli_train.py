@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,21 @@ def test_done_stages_are_skipped_and_the_same_run_again_gives_the_same_bits(
     assert fresh.exit_code == 0, fresh.stderr
     for place in ("target/model", "draft"):
         assert fingerprint.of_folder(tmp_path / "out" / place) == fingerprint.of_folder(run / place)
+
+
+def test_a_target_may_answer_on_compiled_kernels(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("dflash_fn_torch.native", exc_type=ImportError)
+    shutil.copytree(run, tmp_path / "out")
+    options = json.loads((run / "options.json").read_text()) | {"compile": True}
+    (tmp_path / "out" / "options.json").write_text(json.dumps(options))
+    done = invoke("--out", tmp_path / "out", "--resume")
+    assert done.exit_code == 0, done.stderr
+    for stage in ("data", "eval"):
+        plain, compiled = (json.loads((out / stage / "done.json").read_text()) for out in (run, tmp_path / "out"))
+        assert not plain["made_with"].endswith("-compiled")
+        assert compiled["made_with"].endswith("-compiled")
+    assert compiled["exact"] is True
+    assert "tokens a second with the draft on compiled kernels, " in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
 
 def test_a_folder_with_a_run_is_not_taken_for_another(run: Path, prompts: Path) -> None:

@@ -139,10 +139,10 @@ def _figures(options: TrainOptions, known: Mapping[str, Any]) -> list[str]:
     if "exact" in known:
         lines.append(f"* The same text as without the draft: {'yes' if known['exact'] else 'NO'}.")
     if known.get("speed"):
-        found = known["speed"]
+        found, kernels = known["speed"], " on compiled kernels" if options.compile else ""
         lines.append(
-            f"* {found['draft_tokens_per_second']} tokens a second with the draft, {found['plain_tokens_per_second']} "
-            f"at width 1 without, in one run: {found.get('times', 0):.2f} times."
+            f"* {found['draft_tokens_per_second']} tokens a second with the draft{kernels}, "
+            f"{found['plain_tokens_per_second']} at width 1 without, in one run: {found.get('times', 0):.2f} times."
         )
     return lines
 

@@ -296,6 +296,8 @@ class TrainOptions:
         threads: of the port; part of what the weights depend on. None leaves them alone.
         device: the port's name of one; None takes its first.
         autocast: dtype in which products are taken while training; weights and sums stay float32.
+        compile: whether the target answers, in `data` and `eval`, on kernels compiled for this machine's CPU, as
+            `load_pair` says; it needs a C++ compiler.
         source: the target's folder, hub id or zoo name, where none is trained.
         corpus: source code; None for none.
         target: a target to train; None takes `source`.
@@ -312,6 +314,7 @@ class TrainOptions:
     threads: int | None = None
     device: str | None = None
     autocast: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
     source: str | None = None
     corpus: CorpusOptions | None = None
     target: TargetOptions | None = None

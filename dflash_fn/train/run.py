@@ -97,6 +97,11 @@ class Run:
         return source_folder(self.options.source or "")
 
     @property
+    def kernels(self) -> str:
+        """What the names of results that hang on the kernels end with."""
+        return "-compiled" if self.options.compile else ""
+
+    @property
     def read(self) -> str:
         """A digest of the files that the options name: what the data depends on besides the options."""
         made = hashlib.blake2b(str(self.options.shared_words).encode(), digest_size=8)

@@ -22,10 +22,10 @@ def data_stage(run: Run) -> None:
     """Let the target write what the draft learns from."""
     options, folder = run.options.text, run.folder / "data"
     source = fingerprint.of_folder(run.target)
-    made_with = f"{digest(options)}-{source}-{run.read}-{run.options.seed}"
+    made_with = f"{digest(options)}-{source}-{run.read}-{run.options.seed}{run.kernels}"
     if run.done("data", made_with):
         return
-    pair = load_pair(run.target, port=run.port, dtype="float32", device=run.options.device)
+    pair = load_pair(run.target, port=run.port, dtype="float32", device=run.options.device, compile=run.options.compile)
     ask, pieces = _asking(run, pair)
     parts = []
     for first in range(0, pieces, options.rows):

@@ -19,7 +19,7 @@ __all__ = ["eval_stage"]
 def eval_stage(run: Run) -> None:
     """Measure the pair, and write the model card."""
     fitted = run.need("fit")
-    made_with = f"{fitted['digest']}-{digest(run.options.eval)}"
+    made_with = f"{fitted['digest']}-{digest(run.options.eval)}{run.kernels}"
     if not run.done("eval", made_with):
         pair = load_pair(
             run.target,
@@ -27,6 +27,7 @@ def eval_stage(run: Run) -> None:
             port=run.port,
             dtype="float32",
             device=run.options.device,
+            compile=run.options.compile,
             name=run.options.name,
         )
         run.finish("eval", made_with, _measured(run, pair))
