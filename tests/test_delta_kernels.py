@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dflash_fn.config import DeltaSpec
 from dflash_fn.tolerances import UNIT
 
 HEADS, KEY_DIM, VALUE_DIM = 3, 16, 12
@@ -59,14 +60,22 @@ def kernels(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return module, backend.tensor if request.param == "torch" else backend.array
 
 
+def stepped(module: Any, state: Any, *parts: Any) -> tuple[Any, Any, Any]:
+    """Take one row's tokens one by one; the torch port takes all rows together."""
+    if "torch" not in module.__name__:
+        return module.stepped(state, *parts)
+    outputs, deltas, (end,) = module.stepped([state], *(part[None] for part in parts))
+    return outputs[0], deltas[0], end
+
+
 @pytest.mark.parametrize("name", DECAYS)
 @pytest.mark.parametrize("tokens", [33, 64, 150])
 def test_both_forms_are_exact_to_rounding(kernels: tuple[Any, Any], tokens: int, name: str) -> None:
     module, array = kernels
     parts = operands(tokens, DECAYS[name])
     known, _ = exact(parts)
-    for form in (module.stepped, module.chunked):
-        for found, right in zip(form(*map(array, parts)), known, strict=True):
+    for made in (stepped(module, *map(array, parts)), module.chunked(*map(array, parts))):
+        for found, right in zip(made, known, strict=True):
             assert off(found, right) <= LIMIT
 
 
@@ -91,3 +100,37 @@ def test_padding_leaves_no_trace(kernels: tuple[Any, Any], count: int) -> None:
     alike, known = module.chunked(*map(array, padded)), module.chunked(*map(array, parts))
     for found, right in zip(alike[:2], known[:2], strict=True):
         assert np.array_equal(np.asarray(found)[:count], np.asarray(right)[:count])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("spec", [DeltaSpec(2, 4, 64, 64, 4), DeltaSpec(1, 3, 12, 20, 3)], ids=["even", "odd"])
+def test_rows_together_have_the_bits_of_each_alone(spec: DeltaSpec, dtype: str) -> None:
+    """The torch port takes all rows at once; 40 of them are enough for threads to share them."""
+    torch: Any = pytest.importorskip("torch")
+    module: Any = pytest.importorskip("dflash_fn_torch.gated_delta", exc_type=ImportError)
+    kind, draw = getattr(torch, dtype), torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Any:
+        return torch.randn(*shape, generator=draw)
+
+    weights = module.DeltaWeights(
+        drawn(spec.kernel, spec.channels), -drawn(spec.value_heads).exp(), drawn(spec.value_heads),
+        drawn(spec.value_dim).to(kind),
+    )  # fmt: skip
+    outputs = spec.channels + spec.values + 2 * spec.value_heads
+    for rows, slots in ((2, 8), (40, 1), (40, 5), (3, 70)):
+        states = [
+            module.State(
+                drawn(spec.kernel - 1, spec.channels).to(kind), drawn(spec.value_heads, spec.key_dim, spec.value_dim)
+            )
+            for _ in range(rows)
+        ]
+        projected = drawn(rows, slots, outputs).to(kind)
+        y, tapes = module.mix(spec, weights, 1e-6, states, projected)
+        for row, state in enumerate(states):
+            alone, (tape,) = module.mix(spec, weights, 1e-6, [state], projected[row : row + 1])
+            assert torch.equal(y.view(rows, slots, -1)[row], alone)
+            for count in {1, slots // 2, slots}:
+                left, right = module.replay(tapes[row], count), module.replay(tape, count)
+                assert torch.equal(left.conv, right.conv)
+                assert torch.equal(left.recurrent, right.recurrent)

@@ -81,7 +81,8 @@ def _of_width(width: int, turns: int) -> Iterator[list[Any]]:
     state = torch.randn(heads, dim, dim) / dim**0.5
     q, k, v = (torch.nn.functional.normalize(torch.randn(width, heads, dim), dim=-1) for _ in range(3))
     decays, rates = -torch.rand(width, heads) / 10, torch.rand(width, heads)
-    _, deltas, end = gated_delta.stepped(state, q, k, v, decays, rates)
+    row = [part[None] for part in (q, k, v, decays, rates)]
+    _, (deltas,), (end,) = gated_delta.stepped([state], *row)
     conv = torch.zeros(width + 3, 2 * 16 * dim + heads * dim)
     tape = gated_delta.Tape(gated_delta.State(conv[:3], state), conv, k, deltas, decays, end)
     all_states = torch.empty(width, heads, dim, dim)
@@ -99,7 +100,7 @@ def _of_width(width: int, turns: int) -> Iterator[list[Any]]:
 
     counts = _counts(width)
     ways = {f"select {count} of {width}": _replayed(tape, count) for count in counts}
-    ways |= {"pass with a tape": lambda: gated_delta.stepped(state, q, k, v, decays, rates)}
+    ways |= {"pass with a tape": lambda: gated_delta.stepped([state], *row)}
     ways |= {"keep all states: added to the pass": stacked, "its updates alone": updated}
     taken = _medians(ways, turns)
     taken["keep all states: added to the pass"] -= taken.pop("its updates alone")

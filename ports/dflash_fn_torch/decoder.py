@@ -239,15 +239,13 @@ def _delta_net(
     chunk: Chunk,
     projected: Float[Tensor, "tokens outputs"],
 ) -> Float[Tensor, "tokens values"]:
-    """Run each row apart over its own state, and keep the tapes."""
+    """Run each row over its own state, and keep the tapes."""
     assert spec.delta is not None
     states = chunk.family.start.recent.states[chunk.places[layer]]
-    rows = projected.contiguous().chunk(len(states))
-    made = [
-        gated_delta.mix(spec.delta, weights, spec.norm_eps, state, row) for state, row in zip(states, rows, strict=True)
-    ]
-    chunk.family.tapes.append(tuple(tape for _, tape in made))
-    return torch.cat([y for y, _ in made])
+    rows = projected.contiguous().unflatten(0, (len(states), -1))
+    y, tapes = gated_delta.mix(spec.delta, weights, spec.norm_eps, states, rows)
+    chunk.family.tapes.append(tapes)
+    return y
 
 
 def _heads(

@@ -14,6 +14,7 @@ States are values: nothing that a state holds is ever written to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,31 +93,38 @@ def empty(spec: DeltaSpec, dtype: torch.dtype, device: str) -> State:
 
 
 def mix(
-    spec: DeltaSpec, weights: DeltaWeights, eps: float, state: State, projected: Float[Tensor, "slots outputs"]
-) -> tuple[Float[Tensor, "slots values"], Tape]:
-    """Run a row's tokens through the layer.
+    spec: DeltaSpec,
+    weights: DeltaWeights,
+    eps: float,
+    states: Sequence[State],
+    projected: Float[Tensor, "rows slots outputs"],
+) -> tuple[Float[Tensor, "rows*slots values"], tuple[Tape, ...]]:
+    """Run rows of tokens through the layer.
+
+    What goes over a token's own numbers takes all rows at once. Products with states, and what is done to them, go row
+    by row: an operation of the same shape has the same bits, whatever rows there are beside.
 
     Args:
         spec: its sizes.
         weights: its weights.
         eps: of the output's norm.
-        state: before the tokens.
+        states: each row's before the tokens.
         projected: queries, keys and values side by side, then the output's gate, then what makes b and d.
 
     Returns:
-        what goes into the output projection, and the tape.
+        what goes into the output projection, and each row's tape.
     """
     heads, values = spec.value_heads, spec.values
     qkv, gate, rates, steps = projected.split([spec.channels, values, heads, heads], dim=-1)
-    inputs = torch.cat([state.conv, qkv])
+    inputs = torch.cat([torch.stack([state.conv for state in states]), qkv], dim=1)
     q, k, v = _heads(spec, _convolved(weights.conv, inputs))
     decays = weights.rate * softplus(steps.float() + weights.dt_bias)
     rates = sigmoid(rates.float()).to(rates.dtype).float()
-    advance = stepped if len(projected) <= MAX_WIDTH else chunked
-    out, deltas, end = advance(state.recurrent, q, k, v, decays, rates)
+    advance = stepped if projected.shape[1] <= MAX_WIDTH else _chunked_rows
+    out, deltas, ends = advance([state.recurrent for state in states], q, k, v, decays, rates)
     y = rms_norm(out.to(projected.dtype), weights.norm, eps).reshape(-1, values)
-    tape = Tape(state, inputs, k, deltas, decays, end)
-    return (y.float() * silu(gate.float())).to(y.dtype), tape
+    tapes = tuple(map(Tape, states, inputs, k, deltas, decays, ends))
+    return (y.float() * silu(gate.reshape(-1, values).float())).to(y.dtype), tapes
 
 
 def replay(tape: Tape, count: int) -> State:
@@ -147,19 +155,28 @@ def absorb(
 
 
 def stepped(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Take tokens one by one, each with operations of the same shapes; return outputs, deltas and the state after."""
-    state, factors = state.clone(), torch.exp(decays)
-    both = torch.stack([k, q], dim=2)
+    states: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Take tokens one by one, each with operations of the same shapes; return outputs, deltas and the states after."""
+    ends, factors = [state.clone() for state in states], torch.exp(decays)
+    both = torch.stack([k, q], dim=3)
     outputs, deltas = torch.empty_like(v), torch.empty_like(v)
-    for slot in range(len(k)):
-        known, asked = (torch.bmm(both[slot], state) * factors[slot][:, None, None]).unbind(1)
-        delta = (v[slot] - known) * rates[slot][:, None]
-        outputs[slot] = asked + (k[slot] * q[slot]).sum(-1, keepdim=True) * delta
-        deltas[slot] = delta
-        absorb(state, k[slot], delta, factors[slot])
-    return outputs, deltas, state
+    for slot in range(k.shape[1]):
+        read = torch.stack([torch.bmm(both[row, slot], state) for row, state in enumerate(ends)])
+        known, asked = (read * factors[:, slot, :, None, None]).unbind(2)
+        delta = (v[:, slot] - known) * rates[:, slot, :, None]
+        outputs[:, slot] = asked + (k[:, slot] * q[:, slot]).sum(-1, keepdim=True) * delta
+        deltas[:, slot] = delta
+        for row, state in enumerate(ends):
+            absorb(state, k[row, slot], delta[row], factors[row, slot])
+    return outputs, deltas, ends
+
+
+def _chunked_rows(
+    states: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    outputs, deltas, ends = zip(*map(chunked, states, q, k, v, decays, rates), strict=True)
+    return torch.stack(outputs), torch.stack(deltas), list(ends)
 
 
 def chunked(
@@ -203,21 +220,21 @@ def _after(state: Tensor, keys: Tensor, deltas: Tensor, decays: Tensor) -> Tenso
     return torch.exp(logs[:, 0])[:, None, None] * state + learnt
 
 
-def _convolved(weight: Float[Tensor, "kernel channels"], inputs: Float[Tensor, "tokens channels"]) -> Tensor:
-    """Convolve along the tokens, rounded once to the dtype, and apply silu; [S, channels] in float32."""
-    size = len(inputs) - len(weight) + 1
+def _convolved(weight: Float[Tensor, "kernel channels"], inputs: Float[Tensor, "rows tokens channels"]) -> Tensor:
+    """Convolve along the tokens, rounded once to the dtype, and apply silu; [R, S, channels] in float32."""
+    size = inputs.shape[1] - len(weight) + 1
     seen = inputs.float()
-    total = seen[:size] * weight[0]
+    total = seen[:, :size] * weight[0]
     for place in range(1, len(weight)):
-        total = total + seen[place : place + size] * weight[place]
+        total = total + seen[:, place : place + size] * weight[place]
     return silu(total.to(inputs.dtype).float()).to(inputs.dtype).float()
 
 
-def _heads(spec: DeltaSpec, mixed: Float[Tensor, "slots channels"]) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(spec: DeltaSpec, mixed: Float[Tensor, "rows slots channels"]) -> tuple[Tensor, Tensor, Tensor]:
     """Split into heads, one query and key a value head, both of length 1, the query divided by sqrt(key_dim)."""
     q, k, v = mixed.split([spec.keys, spec.keys, spec.values], dim=-1)
-    q, k = (x.reshape(len(mixed), spec.key_heads, spec.key_dim) for x in (q, k))
+    q, k = (x.reshape(*x.shape[:2], spec.key_heads, spec.key_dim) for x in (q, k))
     q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + NORM_EPS) for x in (q, k))
     group = spec.value_heads // spec.key_heads
-    q, k = (q * spec.key_dim**-0.5).repeat_interleave(group, dim=1), k.repeat_interleave(group, dim=1)
-    return q, k, v.reshape(len(mixed), spec.value_heads, spec.value_dim)
+    q, k = (q * spec.key_dim**-0.5).repeat_interleave(group, dim=2), k.repeat_interleave(group, dim=2)
+    return q, k, v.reshape(*v.shape[:2], spec.value_heads, spec.value_dim)
