@@ -17,7 +17,7 @@ import dflash_fn
 ROOT = Path(__file__).resolve().parents[1]
 PORTS = ("dflash_fn_jax", "dflash_fn_mlx", "dflash_fn_torch")
 DIST_INFO = f"dflash_fn-{dflash_fn.__version__}.dist-info"
-LIMIT = 16 * 2**20
+LIMIT = 28 * 2**20
 WHERE = """
 import json, dflash_fn, dflash_fn_torch, dflash_fn.zoo
 from importlib.metadata import distribution

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 from dflash_fn import errors, zoo
+from dflash_fn.train.options import TrainOptions, from_dict
+from dflash_fn.train.recipes import recipe
 from dflash_fn.zoo import cache, download, embedded, gguf_checkpoint, smollm2, weight_file
 
 TEXTS = (
@@ -32,6 +34,8 @@ TEXTS = (
     "",
 )
 DIMS = {"hidden": 64, "heads": 4, "kv_heads": 2, "head": 16, "mlp": 96, "layers": 2}
+PAIRS = ("tiny-code", "tiny-code-hybrid")
+MOST = 14_000_000
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
@@ -39,7 +43,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
 def test_names_and_entries_go_together() -> None:
-    assert zoo.names() == ("tiny-code", "smollm2-135m")
+    assert zoo.names() == (*PAIRS, "smollm2-135m")
     for name in zoo.names():
         found = zoo.entry(name)
         assert found.name == name
@@ -52,11 +56,11 @@ def test_names_and_entries_go_together() -> None:
 def test_unknown_name_lists_the_known_ones(ask: Any) -> None:
     with pytest.raises(errors.InputError) as caught:
         ask("tiny")
-    assert str(caught.value) == "unknown pair 'tiny'; known pairs: tiny-code, smollm2-135m"
+    assert str(caught.value) == "unknown pair 'tiny'; known pairs: tiny-code, tiny-code-hybrid, smollm2-135m"
 
 
 def test_what_is_present(cache_folder: Path) -> None:
-    assert zoo.present("tiny-code")
+    assert all(zoo.present(name) for name in PAIRS)
     assert not zoo.present("smollm2-135m")
     folder = cache_folder / f"smollm2-135m-{smollm2.WHEEL.member_sha256[:8]}"
     folder.mkdir(parents=True)
@@ -94,11 +98,12 @@ def test_importing_the_zoo_imports_no_backend() -> None:
     assert done.stdout.strip() == "[]"
 
 
-# --- the embedded pair ---
+# --- the embedded pairs ---
 
 
-def test_embedded_files_are_complete() -> None:
-    files = zoo.fetch("tiny-code")
+@pytest.mark.parametrize("name", PAIRS)
+def test_embedded_files_are_complete(name: str) -> None:
+    files = zoo.fetch(name)
     assert files.draft is not None
     assert {path.name for path in files.target.iterdir()} == {
         "config.json",
@@ -106,17 +111,27 @@ def test_embedded_files_are_complete() -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     }
-    assert {path.name for path in files.draft.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in files.draft.iterdir()} == {"config.json", "model.safetensors", "training.json"}
+    assert sum(path.stat().st_size for path in files.target.parent.rglob("*")) < MOST
     assert "Apache-2.0" in (files.target.parent / "MODEL_CARD.md").read_text(encoding="utf-8")
     draft = json.loads((files.draft / "config.json").read_text(encoding="utf-8"))
     assert (draft["block_size"], draft["dflash_config"]["target_layer_ids"]) == (8, [1, 3, 4])
 
 
-def test_embedded_target_and_tokenizer_load() -> None:
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_a_pair_was_trained_with_is_its_recipe(name: str) -> None:
+    draft = zoo.fetch(name).draft
+    assert draft is not None
+    known = json.loads((draft / "training.json").read_text(encoding="utf-8"))
+    assert from_dict(TrainOptions, known) == recipe(name)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_embedded_target_and_tokenizer_load(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     import torch
 
-    target = zoo.fetch("tiny-code").target
+    target = zoo.fetch(name).target
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     ids = tokenizer("def add(a, b):\n    return a", return_tensors="pt").input_ids
@@ -125,9 +140,10 @@ def test_embedded_target_and_tokenizer_load() -> None:
     assert torch.isfinite(logits).all()
 
 
-def test_embedded_draft_has_the_tensors_of_its_config() -> None:
+@pytest.mark.parametrize("name", PAIRS)
+def test_embedded_draft_has_the_tensors_of_its_config(name: str) -> None:
     safetensors = pytest.importorskip("safetensors")
-    draft = zoo.fetch("tiny-code").draft
+    draft = zoo.fetch(name).draft
     assert draft is not None
     with safetensors.safe_open(draft / "model.safetensors", "np") as file:
         names = set(file.keys())

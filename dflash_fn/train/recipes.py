@@ -104,8 +104,8 @@ TINY_CODE_HYBRID = replace(
         # Its layers take longer, and the draft of `tiny-code` was good enough after half of its steps.
         fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=1200),
     ),
-    text=replace(TINY_CODE.text, pieces=8192),
-    draft=replace(TINY_CODE.draft, inner=512, fit=replace(TINY_CODE.draft.fit, steps=3000)),
+    text=replace(TINY_CODE.text, pieces=6144),
+    draft=replace(TINY_CODE.draft, inner=512, fit=replace(TINY_CODE.draft.fit, steps=2000, score_every=200)),
 )
 
 SMOLLM2 = TrainOptions(
@@ -115,7 +115,7 @@ SMOLLM2 = TrainOptions(
     source="smollm2-135m",
     text=TextOptions(
         kind="chat",
-        pieces=1536,
+        pieces=3072,
         max_new_tokens=96,
         turn_tokens=40,
         rows=32,
@@ -151,10 +151,10 @@ SMOLLM2 = TrainOptions(
         negatives=512,
         cache="bfloat16",
         fit=FitOptions(
-            steps=800,
+            steps=1500,
             rate=0.01,
             last_rate=0.0,
-            warmup=50,
+            warmup=100,
             optimiser="muon",
             weight_decay=0.01,
             score_every=100,

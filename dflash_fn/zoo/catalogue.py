@@ -43,11 +43,6 @@ class Files:
     draft: Path | None
 
 
-def _tiny_code(report: Report) -> Files:
-    del report
-    return Files(*embedded.folders("tiny-code"))
-
-
 def _smollm2(report: Report) -> Files:
     return Files(smollm2.fetch(report), None)
 
@@ -67,13 +62,18 @@ class Known:
     present: Callable[[], bool]
 
 
+def _embedded(name: str, description: str) -> Known:
+    def fetched(report: Report) -> Files:
+        del report
+        return Files(*embedded.folders(name))
+
+    return Known(ZooEntry(name, description, "Apache-2.0", "13 MB, embedded"), fetched, lambda: embedded.present(name))
+
+
 ENTRIES: dict[str, Known] = {
-    "tiny-code": Known(
-        ZooEntry(
-            "tiny-code", "4.6 M parameter model of Python source, with its draft", "Apache-2.0", "13 MB, embedded"
-        ),
-        _tiny_code,
-        lambda: embedded.present("tiny-code"),
+    "tiny-code": _embedded("tiny-code", "4.6 M parameter model of Python source, with its draft"),
+    "tiny-code-hybrid": _embedded(
+        "tiny-code-hybrid", "the same with gated delta nets: four of its six layers are recurrent"
     ),
     "smollm2-135m": Known(
         ZooEntry(

@@ -143,10 +143,11 @@ def test_bits_hold_with_an_untrained_draft(port: Port, checkpoints: Checkpoints,
         assert differing(found.logits[0], expected.logits[0]) == []
 
 
+@pytest.mark.parametrize("name", ["tiny-code", "tiny-code-hybrid"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_hold_with_a_trained_draft(port: Port, dtype: str) -> None:
+def test_bits_hold_with_a_trained_draft(port: Port, name: str, dtype: str) -> None:
     need_dtype(port, dtype)
-    pair = dflash_fn.load_zoo("tiny-code", port=port, dtype=dtype)
+    pair = dflash_fn.load_zoo(name, port=port, dtype=dtype)
     assert pair.draft is not None
     prompt = pair.tokenizer.encode("def add(a, b):\n    return a + b\n\n\ndef sub(")
     expected = plain(pair, prompt, pair.block_size, 32)
