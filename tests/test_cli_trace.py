@@ -70,7 +70,7 @@ def test_recording_takes_the_flags_of_generate(tmp_path):
     assert result.exit_code == 0
     assert value == {
         "file": str(path), "bytes": path.stat().st_size, "steps": len(trace.steps), "tokens": 6,
-        "prompt_tokens": len(trace.prompts[0]),
+        "prompt_tokens": 4,
         "pair": "tiny-code", "port": "torch", "dtype": "bfloat16", "block_size": 4, "width": 9, "seed": 5,
         "policy": "match",
     }  # fmt: skip

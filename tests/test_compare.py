@@ -265,7 +265,8 @@ def test_honest_runs_are_explained(other, dtype):
     assert found["noise"]["plausible"]
     assert found["noise"]["positions"] >= 24
     gone = [one["divergence"] for one in found["prompts"] if one["divergence"]]
-    assert all(one["near_tie"] and len(one["texts"]) == 2 for one in gone)  # the first prompt has one in bfloat16
+    # which prompts part, if any, hangs on the processor
+    assert all(one["near_tie"] and len(one["texts"]) == 2 for one in gone)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ TINY_CODE_HYBRID = replace(
         TINY_CODE.target or TargetOptions(),
         architecture="qwen3_5",
         inner=416,
-        # Its layers take longer, and the draft of `tiny-code` was good enough after half of its steps.
+        # Its layers take longer: with fewer steps, here and below, and fewer answers it stays within three hours.
         fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=1200),
     ),
     text=replace(TINY_CODE.text, pieces=6144),

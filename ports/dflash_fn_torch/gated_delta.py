@@ -157,7 +157,7 @@ def absorb(
 def stepped(
     states: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Take tokens one by one, each with operations of the same shapes; return outputs, deltas and the states after."""
+    """Take tokens one by one, each row's state by operations of one shape; return outputs, deltas and states after."""
     ends, factors = [state.clone() for state in states], torch.exp(decays)
     both = torch.stack([k, q], dim=3)
     outputs, deltas = torch.empty_like(v), torch.empty_like(v)
