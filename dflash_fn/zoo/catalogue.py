@@ -67,7 +67,9 @@ def _embedded(name: str, description: str) -> Known:
         del report
         return Files(*embedded.folders(name))
 
-    return Known(ZooEntry(name, description, "Apache-2.0", "13 MB, embedded"), fetched, lambda: embedded.present(name))
+    return Known(
+        ZooEntry(name, description, "Apache-2.0", "under 14 MB, embedded"), fetched, lambda: embedded.present(name)
+    )
 
 
 ENTRIES: dict[str, Known] = {
