@@ -157,19 +157,25 @@ def absorb(
 def stepped(
     states: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, decays: Tensor, rates: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Take tokens one by one, each row's state by operations of one shape; return outputs, deltas and states after."""
+    """Take tokens one by one, each row's state by operations of one shape; return outputs, deltas and states after.
+
+    The loop has what the next token waits for, and no more: a small model spends its time on calls, not on numbers.
+    """
     ends, factors = [state.clone() for state in states], torch.exp(decays)
-    both = torch.stack([k, q], dim=3)
-    outputs, deltas = torch.empty_like(v), torch.empty_like(v)
-    for slot in range(k.shape[1]):
-        read = torch.stack([torch.bmm(both[row, slot], state) for row, state in enumerate(ends)])
-        known, asked = (read * factors[:, slot, :, None, None]).unbind(2)
-        delta = (v[:, slot] - known) * rates[:, slot, :, None]
-        outputs[:, slot] = asked + (k[:, slot] * q[:, slot]).sum(-1, keepdim=True) * delta
-        deltas[:, slot] = delta
+    tokens = [each.unbind(1) for each in (torch.stack([k, q], dim=3), v, rates[..., None], factors[..., None, None])]
+    steps = [list(zip(*(each.unbind(0) for each in row), strict=True)) for row in zip(k, factors, strict=True)]
+    asked, deltas = [], []
+    for slot, (both, value, rate, factor) in enumerate(zip(*tokens, strict=True)):
+        read = torch.stack([torch.bmm(two, state) for two, state in zip(both, ends, strict=True)])
+        known, wanted = (read * factor).unbind(2)
+        delta = (value - known) * rate
+        asked.append(wanted)
+        deltas.append(delta)
         for row, state in enumerate(ends):
-            absorb(state, k[row, slot], delta[row], factors[row, slot])
-    return outputs, deltas, ends
+            key, decay = steps[row][slot]
+            absorb(state, key, delta[row], decay)
+    learnt = torch.stack(deltas, dim=1)
+    return torch.stack(asked, dim=1) + (k * q).sum(-1, keepdim=True) * learnt, learnt, ends
 
 
 def _chunked_rows(
