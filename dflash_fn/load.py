@@ -41,9 +41,9 @@ def load_pair(
     Everything that can be checked without weights is checked before any weight is read.
 
     Args:
-        target: a checkpoint folder, a hub id, or a model in memory (torch: a transformers model, mlx: an mlx-lm model,
-            which has no stop ids), which is read and never changed. On a CPU torch copies
-            its matrices into the layout for products; else they are used in place.
+        target: a checkpoint folder, a name of the zoo, a hub id, or a model in memory (torch: a transformers model,
+            mlx: an mlx-lm model, which has no stop ids), which is read and never changed. On a CPU torch copies its
+            matrices into the layout for products; else they are used in place.
         draft: the same for a DFlash draft in upstream's format; None for plain decoding.
         port: a registered port's name, or a port.
         dtype: `float32`, `bfloat16` or `float16`; None takes float32 on a CPU, the checkpoint's own on an

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a hub id, or an object in memory; all of them become a `Source`."""
+"""Where a model comes from: a folder, the zoo, a hub id, or an object in memory; all of them become a `Source`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def resolve(source: str | Path, *, role: str, revision: str | None = None, weigh
     """Find a checkpoint and read its config; download it first where `source` is a hub id.
 
     Args:
-        source: a folder that holds config.json, or a hub id such as `Qwen/Qwen3-8B`.
+        source: a folder that holds config.json, the name of a pair of the zoo, whose part of that role is meant, or a
+            hub id such as `Qwen/Qwen3-8B`.
         role: `target` or `draft`, for messages.
         revision: branch, tag or commit of a hub id.
         weights: whether a download has to bring them.
@@ -49,18 +50,31 @@ def resolve(source: str | Path, *, role: str, revision: str | None = None, weigh
     Raises:
         CheckpointError: the folder holds no readable config.json.
         DownloadError: the hub cannot be reached, or has no such model.
-        InputError: neither of the two.
+        InputError: none of these, or a pair without a draft.
     """
-    path = _folder(source)
+    path = _folder(source) or _zoo_folder(str(source), role)
     if path is not None:
         return Source(str(source), read_config(path), folder=path)
     if not looks_like_hub_id(str(source)):
         raise errors.InputError(
             f"{role}: got {str(source)!r}, which is no folder; expected a folder with config.json, "
-            "or a hub id such as 'Qwen/Qwen3-8B'"
+            "a name of the zoo, or a hub id such as 'Qwen/Qwen3-8B'"
         )
     folder = download(str(source), role=role, revision=revision, weights=weights)
     return Source(str(source), read_config(folder), folder=folder)
+
+
+def _zoo_folder(name: str, role: str) -> Path | None:
+    """Return the folder of a zoo pair's target or draft, fetched first where it must be; None for any other name."""
+    from dflash_fn import zoo
+
+    if name not in zoo.names():
+        return None
+    files = zoo.fetch(name)
+    folder = files.draft if role == "draft" else files.target
+    if folder is None:
+        raise errors.InputError(f"{role}: the zoo has none for {name!r}; give a folder or a hub id")
+    return folder
 
 
 def looks_like_hub_id(name: str) -> bool:

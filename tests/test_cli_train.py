@@ -247,6 +247,103 @@ def test_files_are_looked_for_before_hours_have_gone_by(tmp_path: Path, prompts:
     assert made.exclude == made.eval.prompts == (str(prompts),)
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set", "draft.taps=[1,6]"], "draft.taps: got layer 6; the target has 0 to 5"),
+        (["--set", "draft.mask_token_id=9999"], "draft.mask_token_id: got 9999, expected an id from 0 to 2047"),
+        (["--set", "draft.mask_token_id=-1"], "draft.mask_token_id: got -1, expected an id from 0 to 2047"),
+        (["--set", 'draft.start="layers"', "--set", "draft.start_layers=[0,2,7]"], "draft.start_layers: got layer 7"),
+        (["--set", "eval.block_size=4096"], "eval.block_size: got 4096, expected less than the context, 2048"),
+        (["--set", 'text.kind="chat"'], "the tokenizer of tiny-code has no chat template; use 'continue'"),
+        (["--stage", "bake"], "unknown stage 'bake'; the stages are: corpus, target, data"),
+        (["--stage", ""], "unknown stage ''"),
+        (["--stage", "data,"], "unknown stage ''"),
+        (["--threads", "0"], "threads: got 0, expected 1 or more"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    flags: list[str], message: str, tmp_path: Path, prompts: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("import os\n" * 200)
+    named = ["--target", "tiny-code", "--data", tmp_path / "a.txt", "--exclude", prompts]
+    result = invoke("--out", tmp_path / "out", *named, *flags)
+    assert result.exit_code == exits.BAD_INPUT
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_read_before_anything_is_written(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a"}\n')
+    result = invoke("--out", tmp_path / "out", "--target", "tiny-code", "--data", rows)
+    assert result.exit_code == exits.BAD_INPUT
+    assert "rows.jsonl, row 0 (line 1): has none of the fields prompt, question, problem, turns, messages" in (
+        result.stderr
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_files_are_prompts_or_plain_text(tmp_path: Path) -> None:
+    def of(*files: str) -> Any:
+        return options_of(TrainRequest("out", target="tiny-code", files=files))
+
+    assert of("a.jsonl", "b.jsonl").text.kind == "given"
+    assert options_of(TrainRequest("out", recipe="tiny-code", files=("a.jsonl",))).text.kind == "given"  # pyright: ignore
+    with pytest.raises(errors.InputError, match=r"got JSONL \(a.jsonl\) and plain text \(b.txt\), expected one of"):
+        of("b.txt", "a.jsonl")
+    with pytest.raises(errors.InputError, match=r"--data b.json: got one JSON file, expected JSONL, named so"):
+        of("a.txt", "b.json")
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made(out: str, tmp_path: Path, prompts: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = invoke("--out", tmp_path / out, "--recipe", "tiny-code", "--exclude", prompts, *small(prompts))
+    assert result.exit_code == exits.BAD_INPUT
+    assert f"error: {tmp_path / out / 'options.json'}: cannot be written (" in result.stderr
+
+
+def test_results_that_were_lost_or_cut_off_are_made_again(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    texts_file, draft = copy / "data" / "texts.safetensors", copy / "draft" / "model.safetensors"
+    whole, weights = texts_file.read_bytes(), draft.read_bytes()
+    texts_file.write_bytes(whole[:-9])
+    shutil.rmtree(copy / "draft")
+    (copy / "target" / "model" / "model.safetensors").unlink()
+    (copy / "fit" / "checkpoints" / "curve.jsonl").write_text("{")
+    result = invoke("--out", copy, "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert texts.read(texts_file).digest == texts.read(run / "data" / "texts.safetensors").digest
+    assert draft.read_bytes() == weights
+    assert (copy / "target" / "model" / "model.safetensors").read_bytes() == (
+        run / "target" / "model" / "model.safetensors"
+    ).read_bytes()
+    assert "no picture of the curve" in result.stderr
+    (copy / "data" / "done.json").write_text("[]")
+    broken = invoke("--out", copy, "--resume")
+    assert broken.exit_code == exits.BAD_INPUT
+    assert "done.json: got JSON of type list, expected an object; delete it" in broken.stderr
+
+
+def test_a_run_without_prompts_says_that_nothing_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("import os\nimport sys\n\n\ndef main():\n" * 40)
+    tiny = {"text.pieces": 8, "text.max_new_tokens": 8, "draft.layers": 1, "draft.sequences": 2, "draft.fit.steps": 2}
+    changes = [part for key, value in tiny.items() for part in ("--set", f"{key}={value}")]
+    out = tmp_path / "out"
+    result = invoke("--out", out, "--target", "tiny-code", "--data", tmp_path / "a.txt", *changes)
+    assert result.exit_code == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "nothing was measured: no prompts were named" in said
+    assert "MODEL_CARD.md" in said
+    card = (out / "MODEL_CARD.md").read_text()
+    assert "Nothing was measured: the run names no prompts" in card
+    assert "* Kept out: nothing; no prompts were named (`exclude`)." in card
+    assert "Not settled; whoever passes the draft on looks at the licences of its target" in card
+    assert "The same text" not in card
+
+
 def test_a_draft_for_any_target_has_taps_over_its_depth(tmp_path: Path) -> None:
     target = Path(dflash_fn.__file__).parent / "zoo" / "pairs" / "tiny-code" / "target"
     (tmp_path / "a.txt").write_text("text")

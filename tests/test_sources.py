@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dflash_fn import errors
+from dflash_fn import errors, zoo
 from dflash_fn.sources import looks_like_hub_id, read_config, resolve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -113,12 +113,30 @@ def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
     assert found.startswith(f"{tmp_path / 'config.json'}: cannot be read (")
 
 
+def test_a_name_of_the_zoo_is_the_part_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for role in ("target", "draft"):
+        found = resolve("tiny-code", role=role)
+        assert found.name == "tiny-code"
+        assert found.folder == zoo.fetch("tiny-code").target.with_name(role)
+    (tmp_path / "tiny-code").mkdir()
+    (tmp_path / "tiny-code" / "config.json").write_text("{}")
+    assert resolve("tiny-code", role="target").folder == Path("tiny-code")
+
+
+def test_a_pair_of_the_zoo_without_a_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "fetch", lambda name: zoo.Files(Path("somewhere"), None))
+    assert message(errors.InputError, resolve, "smollm2-135m", role="draft") == (
+        "draft: the zoo has none for 'smollm2-135m'; give a folder or a hub id"
+    )
+
+
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "/no/such", "./a/b", "../a", "a/", "/a"])
 def test_what_is_neither_folder_nor_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert message(errors.InputError, resolve, name, role="draft") == (
         f"draft: got {name!r}, which is no folder; expected a folder with config.json, "
-        "or a hub id such as 'Qwen/Qwen3-8B'"
+        "a name of the zoo, or a hub id such as 'Qwen/Qwen3-8B'"
     )
 
 
@@ -133,7 +151,7 @@ def test_what_neither_the_system_nor_the_hub_takes_for_a_name(
     monkeypatch.chdir(tmp_path)
     assert message(errors.InputError, resolve, name, role="draft") == (
         f"draft: got {name!r}, which is no folder; expected a folder with config.json, "
-        "or a hub id such as 'Qwen/Qwen3-8B'"
+        "a name of the zoo, or a hub id such as 'Qwen/Qwen3-8B'"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from dflash_fn import errors, prompts
+from dflash_fn.cli.train import TrainRequest, options_of
 from dflash_fn.container import Bits
 from dflash_fn.train import bpe, checkpoints, corpus, curve, fitting, order, overlap, packages, texts
 from dflash_fn.train.budget import Budget, asked_by_ctrl_c, parse_duration
@@ -86,11 +88,42 @@ def test_options_survive_a_file(name: str) -> None:
         ({"decay": "never"}, "options.decay: got 'never', expected one of cosine, linear"),
         ({"betas": [0.9]}, r"options.betas: got \[0.9\], expected a list of 2"),
         ({"rate": -1}, "fit.rate: got -1.0, expected a number above 0"),
+        ({"rate": math.inf}, "fit.rate: got inf, expected a number above 0"),
+        ({"warmup": -5}, "fit.warmup: got -5, expected 0 or more"),
+        ({"score_every": -1}, "fit.score_every: got -1, expected 0 or more"),
+        ({"weight_decay": -100}, "fit.weight_decay: got -100.0, expected 0 or more"),
+        ({"last_rate": 50}, "fit.last_rate: got 50.0, expected a share from 0 to 1"),
+        ({"betas": [2, 3]}, r"fit.betas: got \(2.0, 3.0\), expected two numbers from 0, below 1"),
     ],
 )
 def test_wrong_options_are_named(values: dict, message: str) -> None:
     with pytest.raises(errors.InputError, match=message):
         from_dict(FitOptions, values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("threads=0", "threads: got 0, expected 1 or more"),
+        ("shared_words=0", "shared_words: got 0, expected 1 or more"),
+        ("eval.block_size=0", "eval.block_size: got 0, expected 1 or more"),
+        ("eval.max_new_tokens=0", "eval.max_new_tokens: got 0, expected 1 or more"),
+        ("eval.rows=0", "eval.rows: got 0, expected 1 or more"),
+        ("draft.inner=0", "draft.inner: got 0, expected 1 or more"),
+        ("draft.layers=0", "draft.layers: got 0, expected 1 or more"),
+        ("draft.sequences=0", "draft.sequences: got 0, expected 1 or more"),
+        ("draft.anchors=0", "draft.anchors: got 0, expected 1 or more"),
+        ("draft.negatives=-1", "draft.negatives: got -1, expected 0 or more"),
+        ("draft.taps=[3,3]", r"draft.taps: got \(3, 3\), expected each layer once"),
+        ("target.heads=0", "target.heads: got 0, expected 1 or more"),
+        ("target.sequence=1", "target.sequence: got 1, expected 2 or more"),
+        ("text.opened=2", "text.opened: got 2.0, expected a share from 0 to 1"),
+        ("corpus.run=0", "corpus.run: got 0, expected 1 or more"),
+    ],
+)
+def test_values_out_of_range_are_named_where_they_are_read(change: str, message: str) -> None:
+    with pytest.raises(errors.InputError, match=message):
+        options_of(TrainRequest("out", recipe="tiny-code", changes=(change,)))
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:
@@ -202,11 +235,28 @@ def test_nan_stops_with_the_last_good_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(errors.NonFiniteError, match=r"step 17: the loss is nan .* checkpoint is .*step-00000014"):
         fitted(tmp_path, Descent(wrong_from=17))
     assert checkpoints.load(checkpoints.saved(tmp_path)[-1]).step == 14
+    assert [point["step"] for point in curve.read(tmp_path / fitting.CURVE)] == [5, 10, 15]  # up to where it went wrong
 
 
 def test_an_exploding_loss_stops(tmp_path: Path) -> None:
     with pytest.raises(errors.TrainingDiverged, match=r"times its lowest value \(the limit is 3\).*lower fit.rate"):
         fitted(tmp_path, Descent(wrong_from=20, wrong=1e6))
+
+
+def test_a_checkpoint_from_when_the_loss_had_grown_is_not_called_good(tmp_path: Path) -> None:
+    assert "checkpoint is none, as none was kept from before; resuming ends here again" in checkpoints.advice(tmp_path)
+    for step, smoothed in ((1, 2.0), (2, 2.1), (3, 5.0)):
+        point = checkpoints.Checkpoint(step, Descent().arrays(), (), smoothed, 2.0, "same")
+        checkpoints.save(tmp_path, point, keep=3)
+    assert f"the last good checkpoint is {tmp_path / 'step-00000002.safetensors'} (smoothed loss 2.1)" in (
+        checkpoints.advice(tmp_path)
+    )
+
+
+def test_a_damaged_curve_is_named(tmp_path: Path) -> None:
+    (tmp_path / "curve.jsonl").write_text('{"step": 1, "lo')
+    with pytest.raises(errors.InputError, match=r"curve.jsonl: is no curve .* the next checkpoint writes it anew"):
+        curve.read(tmp_path / "curve.jsonl")
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
@@ -263,8 +313,9 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 def test_a_picture_of_a_curve(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    points = [{"step": step, "loss": 1.0 / step, **({"tau": 1.5} if step % 2 else {})} for step in range(1, 9)]
-    curve.draw(tmp_path / "curve.png", points)
+    scored = {"tau": 1.5, "tau_seen": 1.7}
+    points = [{"step": step, "loss": 1.0 / step, **(scored if step % 2 else {})} for step in range(1, 9)]
+    curve.draw(tmp_path / "curve.png", points, title="pair: fit")
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

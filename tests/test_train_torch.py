@@ -363,9 +363,28 @@ def test_prompts_and_conversations_of_files(chatty: Pair, tmp_path: Path) -> Non
     assert rendered == [f"# user\n{word}?<|endoftext|>\n# assistant\n" for word in ("one", "two", "three")]
     assert [one.answer is None for one in asked] == [True, True, False]
     assert chatty.tokenizer.decode(list(asked[2].answer or ())) == "3<|endoftext|>"
-    file.write_text('{"messages": ')
-    with pytest.raises(errors.InputError, match="row 0: no JSON"):
-        answers.ask_given(chatty, [str(file)])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"messages": ', r"row 1 \(line 2\): is no JSON"),
+        ('{"text": "a"}', r"row 1 \(line 2\): has none of the fields prompt, question, problem, turns, messages"),
+        ('{"messages": []}', r"row 1 \(line 2\): field 'messages': got \[\], expected a list of objects with a role"),
+        ('{"messages": "hello"}', "field 'messages': got 'hello', expected a list of objects"),
+        ('{"messages": [{"content": "no role"}]}', "field 'messages': got .*, expected a list of objects with a role"),
+        ('{"prompt": ""}', "field 'prompt': is empty; expected text"),
+        ("[1]", "got JSON of type list, expected an object"),
+    ],
+)
+def test_rows_that_hold_no_prompt_are_named(row: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"prompt": "one"}}\n{row}\n')
+    with pytest.raises(errors.InputError, match=message):
+        answers.read_given([str(file)])
+    file.write_text("")
+    with pytest.raises(errors.InputError, match=r"rows.jsonl: is empty; expected a JSON object a line"):
+        answers.read_given([str(file)])
 
 
 def test_prompts_cut_from_a_stream_begin_with_a_line_and_cross_no_end(chatty: Pair) -> None:

@@ -378,7 +378,8 @@ def train(
     port: PortName = "torch",
     device: Device = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", help="Part of what the bits hang on.")
+        int | None,
+        typer.Option("--threads", metavar="N", help="Of the CPU; the bits hang on them. [default: the port's]"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -394,7 +395,7 @@ def train(
         out, recipe, target, stage_names(stage or ()), tuple(data or ()), tuple(exclude or ()), tuple(change or ()),
         resume, time_budget, seed, port, device, threads, as_json,
     )  # fmt: skip
-    with exits.handled():
+    with exits.handled(several_rows=True):
         command(request)
 
 

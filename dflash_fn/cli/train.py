@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -73,8 +73,9 @@ def train(request: TrainRequest) -> None:
     """
     from dflash_fn.train.budget import Budget, asked_by_ctrl_c, parse_duration
     from dflash_fn.train.run import Paused, open_run
-    from dflash_fn.train.stages import run_stages
+    from dflash_fn.train.stages import check_stages, run_stages
 
+    check_stages(request.stages)
     seconds = None if request.time_budget is None else parse_duration(request.time_budget)
     options = options_of(request)
     port = _port(request.port)
@@ -85,7 +86,8 @@ def train(request: TrainRequest) -> None:
             facts = run_stages(run, request.stages)
         except Paused:
             paused = True
-    _draw_curves(run.folder)
+        finally:  # a loss that exploded is looked at too
+            _draw_curves(run.folder, run.options.name)
     _tell(run.folder, facts, paused, as_json=request.json)
     if budget.interrupted:
         raise typer.Exit(exits.INTERRUPTED)
@@ -119,6 +121,8 @@ def options_of(request: TrainRequest) -> TrainOptions | None:
         _refuse_changes(request)
         return None
     values = to_dict(base)
+    if request.files:
+        values["text"] |= {"kind": _kind(request.files), "files": list(request.files)}
     for change in request.changes:
         _put(values, change)
     made = from_dict(TrainOptions, values)
@@ -126,8 +130,18 @@ def options_of(request: TrainRequest) -> TrainOptions | None:
     if request.exclude and made.eval.prompts == base.exclude:
         # a recipe is measured on what it keeps out
         made = replace(made, eval=replace(made.eval, prompts=request.exclude))
-    made = replace(made, **{name: value for name, value in given.items() if value not in (None, ())})
-    return replace(made, text=replace(made.text, files=request.files)) if request.files else made
+    return replace(made, **{name: value for name, value in given.items() if value not in (None, ())})
+
+
+def _kind(files: Sequence[str]) -> Literal["given", "continue"]:
+    """Return whether files hold prompts or plain text, by how their names end."""
+    rows, other = ([name for name in files if name.endswith(".jsonl") is jsonl] for jsonl in (True, False))
+    if rows and other:
+        raise InputError(f"--data: got JSONL ({rows[0]}) and plain text ({other[0]}), expected one of the two")
+    wrong = [name for name in other if name.endswith(".json")]
+    if wrong:
+        raise InputError(f"--data {wrong[0]}: got one JSON file, expected JSONL, named so (.jsonl), or plain text")
+    return "given" if rows else "continue"
 
 
 def _refuse_changes(request: TrainRequest) -> None:
@@ -155,13 +169,10 @@ def _for_target(request: TrainRequest) -> TrainOptions | None:
     if depth < 2:
         raise InputError(f"{request.target}: its config.json names {depth} layers, expected 2 or more")
     taps = tuple(sorted({max(0, round(depth * share) - 2) for share in (0.3, 0.5, 0.7, 0.9, 1.0)}))
-    kind = (
-        "given" if any(name.endswith(".jsonl") for name in request.files) else "continue" if request.files else "chat"
-    )
     return TrainOptions(
         name=Path(request.target).name,
         source=request.target,
-        text=TextOptions(kind=kind, files=request.files),
+        text=TextOptions(kind="chat"),
         draft=DraftOptions(taps=taps, start="ridge"),
     )
 
@@ -220,18 +231,19 @@ def _figures(figures: dict[str, Any]) -> str:
     return "  ".join(f"{name} {figures[name]:.3g}" for name in SHOWN if name in figures)
 
 
-def _draw_curves(folder: Path) -> None:
+def _draw_curves(folder: Path, name: str) -> None:
     """Draw what was logged, for those who have matplotlib; the numbers are in curve.jsonl either way."""
     from dflash_fn.train import curve
 
     for stage in ("target", "fit"):
         file = folder / stage / "checkpoints" / "curve.jsonl"
-        points = curve.read(file) if file.is_file() else []
         try:
+            points = curve.read(file) if file.is_file() else []
             if points:
-                curve.draw(folder / f"{stage}-curve.png", points, names=("loss", "held_out", "tau"))
-        except BackendMissing as missing:
-            typer.echo(f"no picture of the curve: {missing}", err=True)
+                place = folder / f"{stage}-curve.png"
+                curve.draw(place, points, names=("loss", "held_out", "tau"), title=f"{name}: {stage}")
+        except (BackendMissing, InputError) as error:
+            typer.echo(f"no picture of the curve: {error}", err=True)
             return
 
 
@@ -244,11 +256,14 @@ def _tell(folder: Path, facts: dict[str, Any], paused: bool, *, as_json: bool) -
         console.print(f"paused; everything is saved. Go on with: dflash-fn train --out {folder} --resume")
         return
     for name, found in (facts.get("sets") or {}).items():
-        tau = "-" if found["tau"] is None else f"{found['tau']:.2f}"
-        console.print(f"{name}: tau {tau} over {found['prompts']} prompts")
-    console.print(f"done: {folder}")
+        tau, free = ("-" if found[key] is None else f"{found[key]:.2f}" for key in ("tau", "ngrams"))
+        console.print(f"{name}: tau {tau} over {found['prompts']} prompts; n-grams alone {free}")
+    if facts.get("sets") == {}:
+        console.print("nothing was measured: no prompts were named (--exclude FILE, or --set eval.prompts)")
+    made = [path for path in (folder / "draft", folder / "MODEL_CARD.md") if path.exists()]
+    console.print(f"done: {', '.join(map(str, made)) or folder}")
 
 
 def stage_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Split `--stage data,fit` and repeated flags into names."""
-    return tuple(part for name in names for part in name.split(",") if part)
+    """Split `--stage data,fit` and repeated flags into names; an empty one stays, to be refused."""
+    return tuple(part.strip() for name in names for part in name.split(","))

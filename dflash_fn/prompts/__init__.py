@@ -15,7 +15,7 @@ from typing import Any
 
 from dflash_fn import errors
 
-__all__ = ["BUNDLED", "find", "read", "read_conversations", "read_rows", "span_of", "turns_of"]
+__all__ = ["BUNDLED", "FIELDS", "find", "read", "read_conversations", "read_rows", "records", "span_of", "turns_of"]
 
 FOLDER = Path(__file__).parent
 
@@ -123,6 +123,16 @@ def span_of(place: str) -> tuple[str, int, int | None]:
 
 
 def _rows_of(file: str, first: int, last: int | None) -> Iterator[tuple[str, list[str]]]:
+    for row, (where, record) in enumerate(records(file, first, last), first):
+        yield f"{Path(file).stem}/{row}", turns_of(record, where)
+
+
+def records(file: str, first: int = 0, last: int | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield rows `first` to `last` of a bundled name or a JSONL file: what names each in messages, and its JSON.
+
+    Raises:
+        InputError: a file that is not there, cannot be read or is empty, rows that it does not have, or no JSON.
+    """
     lines = _lines_of(file)
     last = len(lines) - 1 if last is None else last
     if last >= len(lines) or first > last:
@@ -131,7 +141,7 @@ def _rows_of(file: str, first: int, last: int | None) -> Iterator[tuple[str, lis
         )
     for row in range(first, last + 1):
         where = f"{file}, row {row} (line {row + 1})"  # rows are counted from 0 where they are named, lines from 1
-        yield f"{Path(file).stem}/{row}", turns_of(_json(lines[row], where), where)
+        yield where, _json(lines[row], where)
 
 
 def _lines_of(file: str) -> list[str]:

@@ -6,26 +6,24 @@ next one.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dflash_fn import errors
+from dflash_fn import errors, prompts
 from dflash_fn.loop import decode
 from dflash_fn.opening import prefill
 from dflash_fn.policies import match
-from dflash_fn.prompts import turns_of
 from dflash_fn.records import Pair
 from dflash_fn.sampling import Sampling
 from dflash_fn.text import Message, chat_prompt, encoded
 from dflash_fn.train.options import TextOptions
 from dflash_fn.train.order import numbers, subseed
 
-__all__ = ["Ask", "Asked", "answer", "ask_chat", "ask_given", "ask_stream"]
+__all__ = ["Ask", "Asked", "answer", "ask_chat", "ask_given", "ask_stream", "read_given"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +112,11 @@ def ask_chat(pair: Pair, options: TextOptions, seed: int) -> Ask:
 
     def ask(first: int, last: int) -> list[Asked]:
         openers = [_opener(options, seed, index) for index in range(first, last)]
-        prompts = [pair.tokenizer.encode(before + opener, add_special_tokens=False) for opener in openers]
+        begun = [pair.tokenizer.encode(before + opener, add_special_tokens=False) for opener in openers]
         seeds = [subseed(seed, f"turn {index}") for index in range(first, last)]
-        state = prefill(pair, prompts, seed=seeds, width=1)
+        state = prefill(pair, begun, seed=seeds, width=1)
         after = decode(state, pair, policy=policy, max_new_tokens=options.turn_tokens, block_size=1)
-        new = [ids[len(prompt) :] for ids, prompt in zip(after.tokens, prompts, strict=True)]
+        new = [ids[len(prompt) :] for ids, prompt in zip(after.tokens, begun, strict=True)]
         decoded = [pair.tokenizer.decode(list(ids), skip_special_tokens=True) for ids in new]
         turns = [(opener + text).strip() for opener, text in zip(openers, decoded, strict=True)]
         return [_user(pair.tokenizer, turn) for turn in turns if turn]
@@ -143,35 +141,49 @@ def _user(tokenizer: Any, text: str) -> Asked:
 def ask_given(pair: Pair, files: Sequence[str]) -> tuple[Ask, int]:
     """Return the prompts of JSONL files, and how many there are.
 
+    Raises:
+        InputError: a file or a row that `read_given` refuses, or a conversation where there is no chat template.
+    """
+    made = [_given(pair, record, where) for where, record in read_given(files)]
+    return (lambda first, last: made[first:last]), len(made)
+
+
+def read_given(files: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the rows of JSONL files, each behind what names it in messages.
+
     A row has a prompt (`prompt`, `question`, `problem`, or `turns`, of which the first counts), or `messages`, a
     conversation. One that ends with the assistant's words is learned from as it is; any other is answered.
 
     Raises:
-        InputError: a file or a row that cannot be read.
+        InputError: a file that cannot be read, or a row with neither of the two.
     """
-    known = [(line, f"{file}, row {row}") for file in files for row, line in enumerate(_lines(file))]
-    made = [_given(pair, line, where) for line, where in known]
-    return (lambda first, last: made[first:last]), len(made)
+    rows = [row for file in files for row in prompts.records(file)]
+    for where, record in rows:
+        if isinstance(record, dict) and "messages" in record:
+            _check_messages(record["messages"], where)
+        elif isinstance(record, dict) and not any(field in record for field in prompts.FIELDS):
+            raise errors.InputError(f"{where}: has none of the fields {', '.join((*prompts.FIELDS, 'messages'))}")
+        else:
+            prompts.turns_of(record, where)
+    return rows
 
 
-def _lines(file: str) -> list[str]:
-    try:
-        return [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.InputError(f"text.files: {file} cannot be read ({error})") from None
+def _check_messages(messages: Any, where: str) -> None:
+    def whole(one: Any) -> bool:
+        return isinstance(one, dict) and all(isinstance(one.get(key), str) and one[key] for key in ("role", "content"))
+
+    if not isinstance(messages, list) or not messages or not all(map(whole, messages)):
+        raise errors.InputError(
+            f"{where}: field 'messages': got {reprlib.repr(messages)}, expected a list of objects with a role and its "
+            "content, both texts"
+        )
 
 
-def _given(pair: Pair, line: str, where: str) -> Asked:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise errors.InputError(f"{where}: no JSON ({error})") from None
-    messages: list[Message] | None = record.get("messages") if isinstance(record, dict) else None
-    templated = bool(getattr(pair.tokenizer, "chat_template", None))
+def _given(pair: Pair, record: Mapping[str, Any], where: str) -> Asked:
+    messages: list[Message] | None = record.get("messages")
     if messages is None:
-        (text, *_) = turns_of(record, where)
-        return _user(pair.tokenizer, text)
-    if not templated:
+        return _user(pair.tokenizer, prompts.turns_of(record, where)[0])
+    if not getattr(pair.tokenizer, "chat_template", None):
         raise errors.InputError(f"{where}: holds a conversation, and the target's tokenizer has no chat template")
     if messages[-1]["role"] != "assistant":
         return Asked(tuple(chat_prompt(pair.tokenizer, messages)))

@@ -15,6 +15,8 @@ PROMPT_LINES = 6
 MARK = "▶"
 """Where a prompt ends and an answer begins."""
 
+UNSETTLED = "whoever passes the draft on looks at the licences of its target and of what it learnt from"
+
 LIMITS = "One run, one seed. tau depends on the text: loops flatter it, so it is split by how repetitive answers are."
 
 
@@ -33,9 +35,14 @@ def card(options: TrainOptions, facts: Mapping[str, Any]) -> str:
         _section("Figures", _figures(options, facts.get("eval") or {})),
         _section("Samples", _samples((facts.get("eval") or {}).get("samples") or [])),
         _section("Limits", [LIMITS]),
-        _section("Licence", [f"{options.licence}, of the weights. Trained by `dflash-fn train`: draft/training.json."]),
+        _section("Licence", [_licence(options)]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _licence(options: TrainOptions) -> str:
+    whose = f"{options.licence}, of the weights." if options.licence else f"Not settled; {UNSETTLED}."
+    return f"{whose} Trained by `dflash-fn train`: draft/training.json."
 
 
 def _section(title: str, lines: list[str]) -> str:
@@ -80,7 +87,7 @@ def _corpus(known: Mapping[str, Any] | None) -> list[str]:
 def _texts(options: TrainOptions, known: Mapping[str, Any] | None) -> list[str]:
     if not known:
         return []
-    kept_out = ", ".join(f"`{name.rpartition('/')[2]}`" for name in options.exclude) or "none were named"
+    kept_out = ", ".join(f"`{name.rpartition('/')[2]}`" for name in options.exclude)
     return [
         (
             f"* The draft learns from {known['texts']} answers ({known['answer_tokens']} tokens) that the target wrote "
@@ -90,6 +97,8 @@ def _texts(options: TrainOptions, known: Mapping[str, Any] | None) -> list[str]:
         (
             f"* Kept out: no text shares {options.shared_words} words in a row with a prompt of these files "
             f"({known['prompts']} prompts): {kept_out}. Case, layout and punctuation do not count."
+            if kept_out
+            else "* Kept out: nothing; no prompts were named (`exclude`)."
         ),
     ]
 
@@ -117,6 +126,8 @@ def _figures(options: TrainOptions, known: Mapping[str, Any]) -> list[str]:
     if not known:
         return []
     sets = known.get("sets", {})
+    if not sets:
+        return ["Nothing was measured: the run names no prompts (`eval.prompts`)."]
     first = options.eval.first
     lines = [
         (
@@ -136,7 +147,7 @@ def _figures(options: TrainOptions, known: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"* Target on held-out files, first {options.eval.head_bytes} bytes: {known['bits_per_byte']} bits a byte."
         )
-    if "exact" in known:
+    if known.get("exact") is not None:
         lines.append(f"* The same text as without the draft: {'yes' if known['exact'] else 'NO'}.")
     if known.get("speed"):
         found, kernels = known["speed"], " on compiled kernels" if options.compile else ""

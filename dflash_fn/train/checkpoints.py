@@ -17,9 +17,12 @@ import numpy as np
 from dflash_fn import container, errors
 from dflash_fn.container import Bits
 
-__all__ = ["Checkpoint", "latest", "load", "save", "saved"]
+__all__ = ["Checkpoint", "advice", "latest", "load", "save", "saved"]
 
 KIND = "training"
+CALM = 1.2
+"""How many times its lowest value the smoothed loss of a good checkpoint is at most."""
+
 NAME = re.compile(r"step-(\d{8})\.safetensors")
 
 
@@ -59,8 +62,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     for name, bits in checkpoint.arrays.items():
         if bits.values.dtype.kind == "f" and not np.isfinite(bits.values).all():
             raise errors.NonFiniteError(
-                f"step {checkpoint.step}: {name} holds NaN or infinity, and is not saved; "
-                f"the last good checkpoint is {_last(folder)}; lower fit.rate and resume from it"
+                f"step {checkpoint.step}: {name} holds NaN or infinity, and is not saved; {advice(folder)}"
             )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{checkpoint.step:08}.safetensors"
@@ -99,6 +101,18 @@ def latest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def _last(folder: Path) -> str:
-    files = saved(folder)
-    return str(files[-1]) if files else "none"
+def advice(folder: Path) -> str:
+    """Return what a message says of a fit that went wrong: where the last good checkpoint is, and what to do.
+
+    Good is one whose smoothed loss had not begun to grow.
+    """
+    again = "resuming ends here again, as steps repeat; begin in another folder with a lower fit.rate or fit.clip"
+    for path in reversed(saved(folder)):
+        try:
+            found = load(path)
+        except errors.StateFileError:
+            continue
+        if found.smoothed is None or found.lowest is None or found.smoothed <= CALM * found.lowest:
+            loss = "" if found.smoothed is None else f" (smoothed loss {found.smoothed:.3g})"
+            return f"the last good checkpoint is {path}{loss}; {again}"
+    return f"the last good checkpoint is none, as none was kept from before; {again}"

@@ -88,7 +88,11 @@ def fit(
     began, now = time.monotonic(), _begin(task, folder, made_with)
     first = now.step
     while now.step < options.steps and not (budget and budget.spent):
-        now = _advanced(task, options, folder, now)
+        try:
+            now = _advanced(task, options, folder, now)
+        except errors.DflashError:
+            curve.write(folder / CURVE, now.curve)  # how it came to this is wanted most now
+            raise
         if report:
             report(now.step, now.curve[-1] if now.curve else {})
         if now.step % options.checkpoint_every == 0:
@@ -139,7 +143,7 @@ def _check_finite(step: int, measured: Measured, folder: Path) -> None:
         return
     raise errors.NonFiniteError(
         f"step {step}: the loss is {measured.loss:g} and the gradients' norm {measured.norm:g}; "
-        f"the last good checkpoint is {_last(folder)}; lower fit.rate or fit.clip and begin again, or resume from it"
+        f"{checkpoints.advice(folder)}"
     )
 
 
@@ -148,15 +152,10 @@ def _check_explosion(step: int, smoothed: float, lowest: float, options: FitOpti
         return
     raise errors.TrainingDiverged(
         f"step {step}: the smoothed loss is {smoothed:.3g}, {smoothed / lowest:.1f} times its lowest value (the limit "
-        f"is {options.explosion:g}); the last good checkpoint is {_last(folder)}; lower fit.rate and begin again"
+        f"is {options.explosion:g}); {checkpoints.advice(folder)}"
     )
 
 
 def _keep(task: Task, options: FitOptions, folder: Path, now: Checkpoint) -> None:
     checkpoints.save(folder, replace(now, arrays=task.arrays()), keep=options.keep)
     curve.write(folder / CURVE, now.curve)
-
-
-def _last(folder: Path) -> str:
-    files = checkpoints.saved(folder)
-    return str(files[-1]) if files else "none, as none was written yet"

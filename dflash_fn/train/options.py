@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -35,6 +36,25 @@ Record = TypeVar("Record")
 def _demand(condition: bool, name: str, got: Any, expected: str) -> None:
     if not condition:
         raise errors.InputError(f"{name}: got {got!r}, expected {expected}")
+
+
+def _least(options: Any, prefix: str, least: int, *names: str) -> None:
+    """Demand of numbers that they are `least` or more; None is no number, and allowed where the type allows it."""
+    for name in names:
+        got = getattr(options, name)
+        _demand(got is None or got >= least, f"{prefix}{name}", got, f"{least} or more")
+
+
+def _shares(options: Any, prefix: str, *names: str) -> None:
+    for name in names:
+        got = getattr(options, name)
+        _demand(0 <= got <= 1, f"{prefix}{name}", got, "a share from 0 to 1")
+
+
+def _above(options: Any, prefix: str, limit: float, *names: str) -> None:
+    for name in names:
+        got = getattr(options, name)
+        _demand(limit < got < math.inf, f"{prefix}{name}", got, f"a number above {limit:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +96,12 @@ class FitOptions:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("steps", "log_every", "checkpoint_every", "keep"):
-            _demand(getattr(self, name) >= 1, f"fit.{name}", getattr(self, name), "1 or more")
-        _demand(self.rate > 0, "fit.rate", self.rate, "a number above 0")
-        _demand(self.clip > 0, "fit.clip", self.clip, "a number above 0")
-        _demand(0 <= self.hold <= 1, "fit.hold", self.hold, "a share from 0 to 1")
-        _demand(self.explosion > 1, "fit.explosion", self.explosion, "a number above 1")
+        _least(self, "fit.", 1, "steps", "log_every", "checkpoint_every", "keep")
+        _least(self, "fit.", 0, "warmup", "score_every", "weight_decay")
+        _above(self, "fit.", 0, "rate", "clip")
+        _above(self, "fit.", 1, "explosion")
+        _shares(self, "fit.", "hold", "last_rate")
+        _demand(all(0 <= beta < 1 for beta in self.betas), "fit.betas", self.betas, "two numbers from 0, below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +132,8 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         _demand(self.vocab_size >= 258, "corpus.vocab_size", self.vocab_size, "258 or more: all bytes and two marks")
+        _least(self, "corpus.", 1, "held_out", "run", "longest", "tokenizer_bytes")
+        _shares(self, "corpus.", "most_digits")
         bad = [name for name in self.packages if name.count("==") != 1]
         _demand(not bad, "corpus.packages", bad[:1], "name==version, so that the run can be repeated")
 
@@ -162,7 +184,22 @@ class TargetOptions:
     fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
-        small = self.grow_from or self.layers
+        sizes = (
+            "layers",
+            "hidden",
+            "inner",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "linear_heads",
+            "linear_dim",
+            "full_every",
+        )
+        _least(self, "target.", 1, *sizes, "max_context", "batch")
+        _least(self, "target.", 2, "sequence")
+        _least(self, "target.", 0, "bigrams")
+        _above(self, "target.", 0, "rope_theta")
+        small = self.layers if self.grow_from is None else self.grow_from
         period = self.full_every if self.architecture == "qwen3_5" else 1
         _demand(
             0 < small <= self.layers and small % period == 0,
@@ -205,8 +242,9 @@ class TextOptions:
     least_distinct: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("pieces", "max_new_tokens", "turn_tokens", "rows"):
-            _demand(getattr(self, name) >= 1, f"text.{name}", getattr(self, name), "1 or more")
+        _least(self, "text.", 1, "pieces", "max_new_tokens", "turn_tokens", "rows")
+        _least(self, "text.", 0, "temperature")
+        _shares(self, "text.", "opened", "least_distinct")
         low, high = self.prompt_tokens
         _demand(1 <= low <= high, "text.prompt_tokens", self.prompt_tokens, "fewest and most, 1 or more")
         _demand(bool(self.files) or self.kind != "given", "text.files", self.files, "JSONL files to answer")
@@ -252,10 +290,13 @@ class DraftOptions:
     fit: FitOptions = field(default_factory=FitOptions)
 
     def __post_init__(self) -> None:
-        _demand(self.block_size >= 2, "draft.block_size", self.block_size, "2 or more")
+        _least(self, "draft.", 2, "block_size")
+        _least(self, "draft.", 1, "layers", "inner", "sequences", "anchors")
+        _least(self, "draft.", 0, "negatives")
         _demand(bool(self.taps), "draft.taps", self.taps, "at least one layer of the target")
-        _demand(0 <= self.kl <= 1, "draft.kl", self.kl, "a share from 0 to 1")
-        _demand(self.gamma > 0, "draft.gamma", self.gamma, "a number above 0")
+        _demand(len(set(self.taps)) == len(self.taps), "draft.taps", self.taps, "each layer once")
+        _shares(self, "draft.", "kl")
+        _above(self, "draft.", 0, "gamma")
         _demand(0 < self.held_out < 1, "draft.held_out", self.held_out, "a share between 0 and 1")
         if self.start == "layers":
             _demand(len(self.start_layers) == self.layers, "draft.start_layers", self.start_layers, "one a draft layer")
@@ -285,6 +326,9 @@ class EvalOptions:
     file_prompt: int = 128
     head_bytes: int = 2048
 
+    def __post_init__(self) -> None:
+        _least(self, "eval.", 1, "block_size", "max_new_tokens", "first", "rows", "file_prompt", "head_bytes")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
@@ -306,7 +350,7 @@ class TrainOptions:
         eval: what is reported.
         exclude: JSONL files of prompts that may not be in the data, nor anything near them.
         shared_words: words in a row that make a text near a prompt.
-        licence: of the weights, for the model card.
+        licence: of the weights, for the model card; empty where nobody has settled it.
     """
 
     name: str = "pair"
@@ -323,10 +367,11 @@ class TrainOptions:
     eval: EvalOptions = field(default_factory=EvalOptions)
     exclude: tuple[str, ...] = ()
     shared_words: int = 10
-    licence: str = "Apache-2.0"
+    licence: str = ""
 
     def __post_init__(self) -> None:
         _demand(0 <= self.seed < 2**64, "seed", self.seed, "an integer from 0 to 2**64 - 1")
+        _least(self, "", 1, "threads", "shared_words")
         _demand(self.target is None or self.corpus is not None, "corpus", None, "what the target is to be trained on")
         one = (self.target is None) != (self.source is None)
         _demand(one, "source", self.source, "a target's folder, or options of a target to train, and not both")

@@ -42,6 +42,8 @@ class Package:
 def fetch(names: tuple[str, ...], folder: Path) -> list[Package]:
     """Have pip fetch the wheels that are not in `folder` yet, and look at their licences.
 
+    It is a wheel's own licence that is looked at, and not those of other projects' code that it brings with it.
+
     Raises:
         DownloadError: pip cannot fetch one.
         InputError: a licence that is not known to be permissive.

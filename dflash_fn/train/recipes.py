@@ -92,6 +92,7 @@ TINY_CODE = TrainOptions(
     ),
     eval=EvalOptions(prompts=PROMPTS),
     exclude=PROMPTS,
+    licence="Apache-2.0",
 )
 
 TINY_CODE_HYBRID = replace(
@@ -115,7 +116,7 @@ SMOLLM2 = TrainOptions(
     source="smollm2-135m",
     text=TextOptions(
         kind="chat",
-        pieces=3072,
+        pieces=1024,
         max_new_tokens=96,
         turn_tokens=40,
         rows=32,
@@ -151,18 +152,19 @@ SMOLLM2 = TrainOptions(
         negatives=512,
         cache="bfloat16",
         fit=FitOptions(
-            steps=1500,
+            steps=500,
             rate=0.01,
             last_rate=0.0,
-            warmup=100,
+            warmup=50,
             optimiser="muon",
             weight_decay=0.01,
-            score_every=100,
-            checkpoint_every=50,
+            score_every=50,
+            checkpoint_every=25,
         ),
     ),
     eval=EvalOptions(prompts=CHAT_PROMPTS, raw=False),
     exclude=CHAT_PROMPTS,
+    licence="Apache-2.0",
 )
 
 RECIPES = {known.name: known for known in (TINY_CODE, TINY_CODE_HYBRID, SMOLLM2)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from dflash_fn.port import Port
 from dflash_fn.sources import resolve
 from dflash_fn.train import files
 from dflash_fn.train.budget import Budget
+from dflash_fn.train.checks import check_run
 from dflash_fn.train.options import TrainOptions, from_dict, to_dict
 from dflash_fn.train.overlap import Excluded, exclude
 from dflash_fn.train.trainer import Trainer, Trains
@@ -61,7 +62,10 @@ class Run:
     def fact(self, stage: str) -> dict[str, Any] | None:
         """Return what a stage wrote down; None where it is not done."""
         path = self.folder / stage / DONE
-        return files.read_json(path) if path.is_file() else None
+        found = files.read_json(path) if path.is_file() else None
+        if found is not None and not isinstance(found, dict):
+            raise errors.InputError(f"{path}: got JSON of type {type(found).__name__}, expected an object; delete it")
+        return found
 
     def need(self, stage: str) -> dict[str, Any]:
         """Return what a stage wrote down.
@@ -75,13 +79,16 @@ class Run:
         return found
 
     def done(self, stage: str, made_with: str) -> bool:
-        """Whether a stage is done, from the same inputs."""
+        """Whether a stage is done, from the same inputs, and what it made is still there in its full length."""
         found = self.fact(stage)
-        return found is not None and found.get("made_with") == made_with
+        if found is None or found.get("made_with") != made_with:
+            return False
+        return all(_size(self.folder / name) == size for name, size in found.get("files", {}).items())
 
-    def finish(self, stage: str, made_with: str, facts: dict[str, Any]) -> None:
-        """Write down that a stage is done."""
-        files.write_json(self.folder / stage / DONE, {"made_with": made_with, **facts})
+    def finish(self, stage: str, made_with: str, facts: dict[str, Any], made: Iterable[Path] = ()) -> None:
+        """Write down that a stage is done, and which files it made."""
+        sizes = {str(path.relative_to(self.folder)): _size(path) for path in made}
+        files.write_json(self.folder / stage / DONE, {"made_with": made_with, **facts, "files": sizes})
 
     def pause(self) -> None:
         """Leave if it is time to; whoever calls has saved everything."""
@@ -115,12 +122,12 @@ class Run:
         return exclude(known, self.options.shared_words)
 
 
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
 def source_folder(source: str) -> Path:
     """Return the folder of a target that is named by folder, hub id or zoo name."""
-    from dflash_fn import zoo
-
-    if source in zoo.names() and not Path(source).is_dir():
-        return zoo.fetch(source).target
     folder = resolve(source, role="target").folder
     assert folder is not None
     return folder
@@ -147,8 +154,9 @@ def open_run(
 
     Raises:
         InputError: the folder holds a run and `resume` is False, or holds none and there are no options; or its options
-            are others.
+            are others; or they do not fit the target or the files that they name.
         PortError: the port cannot train.
+        CacheFolderError: the folder cannot be written.
     """
     if not isinstance(port, Trains):
         raise errors.PortError(f"port {port.name} cannot train; use --port torch")
@@ -161,27 +169,12 @@ def open_run(
         _check_same(options, known, folder)
     chosen = options or known
     assert chosen is not None
-    _check_files(chosen)
-    if known is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(folder / OPTIONS, to_dict(chosen))
+    check_run(chosen, port)
     trainer: Trainer = port.trainer()
     threads = trainer.set_threads(chosen.threads)
+    if known is None:
+        files.write_json(folder / OPTIONS, to_dict(chosen))
     return Run(chosen, folder, port, trainer, threads, budget or Budget(), watch or _unwatched)
-
-
-def _check_files(options: TrainOptions) -> None:
-    """Look at the files that the run will read, before hours have gone by."""
-    for name in (*options.exclude, *options.eval.prompts):
-        if not prompts.find(name).is_file():
-            raise errors.InputError(
-                f"{name}: no such file of prompts to keep out or to measure on; name others "
-                "(exclude, eval.prompts; on the command line --exclude FILE)"
-            )
-        prompts.read(name)
-    for name in options.text.files:
-        if not Path(name).is_file():
-            raise errors.InputError(f"text.files: {name}: no such file")
 
 
 def _known_options(folder: Path) -> TrainOptions | None:

@@ -266,7 +266,8 @@ def test_an_empty_name_is_not_the_current_folder(
     monkeypatch.chdir(checkpoints.folder(DESIGN.target if role == "target" else DESIGN))
     sources = {"target": checkpoints.folder(DESIGN.target), role: ""}
     assert message(errors.InputError, dflash_fn.load_pair, **sources, port=port) == (
-        f"{role}: got '', which is no folder; expected a folder with config.json, or a hub id such as 'Qwen/Qwen3-8B'"
+        f"{role}: got '', which is no folder; expected a folder with config.json, a name of the zoo, or a hub id such "
+        "as 'Qwen/Qwen3-8B'"
     )
 
 

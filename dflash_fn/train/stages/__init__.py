@@ -19,7 +19,7 @@ from dflash_fn.train.stages.features import features_stage
 from dflash_fn.train.stages.fits import fit_stage, target_stage
 from dflash_fn.train.stages.measure import eval_stage
 
-__all__ = ["STAGES", "run_stages"]
+__all__ = ["STAGES", "check_stages", "run_stages"]
 
 STAGES: dict[str, Callable[[Run], None]] = {
     "corpus": corpus_stage,
@@ -43,14 +43,23 @@ def run_stages(run: Run, stages: Sequence[str] | None = None) -> dict[str, Any]:
         InputError: an unknown stage, or one whose input is missing.
         Paused: the budget is spent or Ctrl-C asked to stop; everything is saved.
     """
+    check_stages(stages or ())
     wanted = tuple(stages) if stages else _all(run.options)
-    for name in wanted:
-        if name not in STAGES:
-            raise errors.InputError(f"unknown stage {name!r}; the stages are: {', '.join(STAGES)}")
     for name in [name for name in STAGES if name in wanted]:
         run.pause()
         STAGES[name](run)
     return run.fact(wanted[-1]) or {}
+
+
+def check_stages(stages: Sequence[str]) -> None:
+    """Look at names of stages, which can be done before a run is opened.
+
+    Raises:
+        InputError: an unknown stage.
+    """
+    for name in stages:
+        if name not in STAGES:
+            raise errors.InputError(f"unknown stage {name!r}; the stages are: {', '.join(STAGES)}")
 
 
 def _all(options: TrainOptions) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def corpus_stage(run: Run) -> None:
         "held_out": [name for name, _ in found.held_out],
         "near": list(found.near),
     }
-    run.finish("corpus", made_with, facts)
+    tokens = [folder / name for name in ("train.npy", "held_out.npy", "held_out.json")]
+    run.finish("corpus", made_with, facts, (*tokens, *(folder / "tokenizer").iterdir()))
 
 
 def _spread(items: list[str]) -> list[str]:

@@ -41,7 +41,7 @@ def data_stage(run: Run) -> None:
         raise errors.InputError(f"data: {len(made)} texts are left of {pieces}; ask for more, or loosen least_distinct")
     texts.write(folder / "texts.safetensors", made)
     facts = {"texts": len(made), "tokens": len(made.tokens), "answer_tokens": made.answer_tokens, "digest": made.digest}
-    run.finish("data", made_with, facts | dropped)
+    run.finish("data", made_with, facts | dropped, [folder / "texts.safetensors"])
 
 
 def _asking(run: Run, pair: Pair) -> tuple[answers.Ask, int]:

@@ -27,8 +27,8 @@ def features_stage(run: Run) -> None:
     dtype = np.dtype("float32" if run.options.draft.cache == "float32" else "uint16")
     shape = (len(made.tokens), run.trainer.feature_width(run.options, run.target))
     size = shape[0] * shape[1] * dtype.itemsize
-    run.watch("features", 0, len(made), {"gigabytes": round(size / 1e9, 2)})
-    first = _features_begun(folder, made_with)
+    run.watch("features", 0, len(made), {"gigabytes": size / 1e9})
+    first = _features_begun(folder, made_with, size)
     if first is None and size > 0.95 * shutil.disk_usage(folder).free:
         raise errors.CacheFolderError(
             f"{folder}: the cache of features takes {size / 1e9:.1f} GB, more than is free; set draft.cache to none"
@@ -40,24 +40,24 @@ def features_stage(run: Run) -> None:
     def advance(count: int) -> bool:
         out.flush()
         files.write_json(folder / "begun.json", {"made_with": made_with, "texts": count})
-        run.watch("features", count, len(made), {"gigabytes": round(size / 1e9, 2)})
+        run.watch("features", count, len(made), {"gigabytes": size / 1e9})
         return not run.budget.spent
 
     advance(done)
     run.trainer.write_features(run.options, run.target, made, out, done, advance)
     if files.read_json(folder / "begun.json")["texts"] < len(made):
         raise Paused
-    run.finish("features", made_with, {"bytes": size})
+    run.finish("features", made_with, {"bytes": size}, [folder / "features.npy"])
 
 
 def _features_key(run: Run, made: Texts) -> str:
     return f"{made.digest}-{fingerprint.of_folder(run.target)}-{run.options.draft.taps}-{run.options.draft.cache}"
 
 
-def _features_begun(folder: Path, made_with: str) -> int | None:
-    """Return how many texts are written; None where nothing of these features is."""
-    path = folder / "begun.json"
-    found = files.read_json(path) if path.is_file() and (folder / "features.npy").is_file() else {}
+def _features_begun(folder: Path, made_with: str, size: int) -> int | None:
+    """Return how many texts are written; None where nothing of these features is, or their file was cut off."""
+    path, made = folder / "begun.json", folder / "features.npy"
+    found = files.read_json(path) if path.is_file() and made.is_file() and made.stat().st_size > size else {}
     return found["texts"] if found.get("made_with") == made_with else None
 
 

@@ -35,7 +35,7 @@ def target_stage(run: Run) -> None:
         task.export(place)
         for file in sorted((run.folder / "corpus" / "tokenizer").iterdir()):
             shutil.copy(file, place / file.name)
-    run.finish("target", made_with, _fit_facts(run, fitted, folder / "model"))
+    run.finish("target", made_with, _fit_facts(run, fitted, folder / "model"), (folder / "model").iterdir())
 
 
 def _fitted(run: Run, stage: str, task: Task, options: FitOptions, folder: Path, made_with: str) -> Fitted:
@@ -76,5 +76,5 @@ def fit_stage(run: Run) -> None:
     with files.fresh_folder(run.folder / "draft") as place:
         task.export(place)
         shutil.copy(run.folder / OPTIONS, place / "training.json")
-    run.finish("fit", made_with, _fit_facts(run, fitted, run.folder / "draft"))
+    run.finish("fit", made_with, _fit_facts(run, fitted, run.folder / "draft"), (run.folder / "draft").iterdir())
     curve.write(folder / "curve.jsonl", fitted.curve)

@@ -58,7 +58,7 @@ def _measured(run: Run, pair: Pair) -> dict[str, Any]:
     heads = [text for _, text in files.read_json(held)] if held.is_file() else []
     return {
         "sets": found,
-        "exact": exact,
+        "exact": exact if sets else None,
         "bits_per_byte": evaluation.bits_per_byte(pair, heads, options.head_bytes),
         "speed": evaluation.speed(pair, timed, options),
         "samples": shown,

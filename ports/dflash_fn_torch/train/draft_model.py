@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dflash_fn import errors
 from dflash_fn.config import DraftSpec
+from dflash_fn.train.checks import check_draft
 from dflash_fn.train.options import DraftOptions
 from dflash_fn.train.order import normal
 from dflash_fn_torch.train.checkpoint import read_named
@@ -31,16 +31,7 @@ def draft_config(options: DraftOptions, target: Mapping[str, Any]) -> dict[str, 
         InputError: a tap, a layer to copy or a mask token that the target does not have.
     """
     depth, heads = target["num_hidden_layers"], target["num_attention_heads"]
-    copied = options.start_layers if options.start == "layers" else ()
-    beyond = [layer for layer in (*options.taps, *copied) if not 0 <= layer < depth]
-    if beyond:
-        raise errors.InputError(
-            f"draft.taps, draft.start_layers: got layer {beyond[0]}; the target has 0 to {depth - 1}"
-        )
-    if not 0 <= options.mask_token_id < target["vocab_size"]:
-        raise errors.InputError(
-            f"draft.mask_token_id: got {options.mask_token_id}, expected an id below {target['vocab_size']}"
-        )
+    check_draft(options, depth, target["vocab_size"])
     rope = target.get("rope_parameters") or {}
     theta = rope.get("rope_theta") or target.get("rope_theta") or 10000.0
     return {
