@@ -136,6 +136,7 @@ def test_the_model_card_says_what_was_done(run: Path) -> None:
     text = (run / "MODEL_CARD.md").read_text()
     corpus = json.loads((run / "corpus" / "done.json").read_text())
     assert f"Held out, never trained on: `{corpus['held_out'][0]}`" in text
+    assert f"* {len(list(CONFIG.glob('*.py'))) - 1} Python files, " in text
     assert "no text shares 10 words in a row with a prompt of these files (2 prompts): `own.jsonl`" in text
     assert "| held-out files | 1 |" in text
     assert "Apache-2.0, of the weights" in text

@@ -102,11 +102,11 @@ TINY_CODE_HYBRID = replace(
         TINY_CODE.target or TargetOptions(),
         architecture="qwen3_5",
         inner=416,
-        # Its layers take longer: with fewer steps, here and below, and fewer answers it stays within three hours.
+        # Its layers take longer: with fewer steps, here and below, it stays within three hours.
         fit=replace((TINY_CODE.target or TargetOptions()).fit, steps=1200),
     ),
-    text=replace(TINY_CODE.text, pieces=6144),
-    draft=replace(TINY_CODE.draft, inner=512, fit=replace(TINY_CODE.draft.fit, steps=2000, score_every=200)),
+    text=replace(TINY_CODE.text, pieces=12288),
+    draft=replace(TINY_CODE.draft, inner=512, fit=replace(TINY_CODE.draft.fit, steps=3000, score_every=300)),
 )
 
 SMOLLM2 = TrainOptions(

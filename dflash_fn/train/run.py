@@ -83,12 +83,12 @@ class Run:
         found = self.fact(stage)
         if found is None or found.get("made_with") != made_with:
             return False
-        return all(_size(self.folder / name) == size for name, size in found.get("files", {}).items())
+        return all(_size(self.folder / name) == size for name, size in found.get("made", {}).items())
 
     def finish(self, stage: str, made_with: str, facts: dict[str, Any], made: Iterable[Path] = ()) -> None:
         """Write down that a stage is done, and which files it made."""
         sizes = {str(path.relative_to(self.folder)): _size(path) for path in made}
-        files.write_json(self.folder / stage / DONE, {"made_with": made_with, **facts, "files": sizes})
+        files.write_json(self.folder / stage / DONE, {"made_with": made_with, **facts, "made": sizes})
 
     def pause(self) -> None:
         """Leave if it is time to; whoever calls has saved everything."""
