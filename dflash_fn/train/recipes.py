@@ -114,6 +114,7 @@ SMOLLM2 = TrainOptions(
     threads=2,
     compile=True,
     source="smollm2-135m",
+    # What two cores do in two hours, which is far too little for a draft that is worth its memory: see the notes.
     text=TextOptions(
         kind="chat",
         pieces=1024,
